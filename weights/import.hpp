@@ -1,0 +1,78 @@
+// weights/import.hpp - other people's files into the flat checkpoint that transformer.hpp reads
+//
+// A reader turns a file into a Source: the configuration, a list of tensors that can be read row by row as f32, and the
+// vocabulary. The writer turns a Source into a checkpoint, one tile of 16 rows at a time, so that a large model needs little
+// memory. Quirks die in the readers: fused or transposed matrices, other row orders, 1 + w norms, scale constants.
+// This is host code: it allocates, and reports what is wrong by throwing Error with one sentence.
+#ifndef TRANSFORMER_WEIGHTS_IMPORT_HPP
+#define TRANSFORMER_WEIGHTS_IMPORT_HPP
+
+#include "../transformer.hpp"
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace weights {
+
+using transformer::Config;
+using transformer::DType;
+using transformer::Role;
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct TensorSource {
+    uint32_t stack = 0;             // 0: main, 1: the encoder of an encoder-decoder
+    uint32_t layer = 0;             // 0: the stack itself, i + 1: block i
+    uint8_t role = 0;               // Role, + role_bias for a bias or shift
+    uint32_t rows = 0, cols = 0, count = 1;
+    DType stored = DType::f32;      // the precision of the source, kept when no type is asked for
+    uint64_t identity = 0;          // tensors of the same identity (not 0) are written once: tied heads, shared layers
+    // n rows of matrix `matrix` from `first` on, as f32 (n, cols).
+    std::function<void(uint32_t matrix, uint32_t first, uint32_t n, float* out)> read;
+    // Optional, for a quantised `stored`: the 16-row tile itself, so that the source's scales are kept to the bit.
+    std::function<void(uint32_t matrix, uint32_t tile, unsigned char* out)> read_tile;
+};
+
+struct VocabularySource {
+    transformer::VocabularyKind kind = transformer::VocabularyKind::none;
+    uint32_t flags = 0, split_rule = 0;
+    std::vector<std::string> tokens;                           // as they are printed: SentencePiece's U+2581 is a space here
+    std::vector<float> scores;
+    std::vector<transformer::TokenType> types;
+    std::vector<std::array<uint32_t, 4>> merges;               // left, right, rank, result
+    std::vector<int32_t> stop;
+    int32_t bos = -1, eos = -1, unknown = -1, pad = -1, separator = -1, classify = -1, mask = -1;
+    std::vector<std::array<uint32_t, 3>> classes;
+    std::string normal, chat_template, labels;
+};
+
+struct Source {
+    std::string kind;                                          // "llama2.c v0", "Hugging Face LlamaForCausalLM" ...
+    Config main, encoder;
+    std::vector<TensorSource> tensors;
+    VocabularySource vocabulary;
+};
+
+// What tensors become: keep their precision, or one type for all matrices. Norms, biases and tables are always f32; with a
+// 4-bit type the embedding and head become q8_0.
+struct WriteOptions {
+    bool convert = false;
+    DType type = DType::f32;
+    std::function<void(uint64_t done, uint64_t total)> progress; // bytes
+};
+
+// Readers. `tokenizer`: a tokenizer file, or "" to look beside the model. What a path is, is read from its bytes.
+Source read_source(const std::string& path, const std::string& tokenizer);
+
+std::vector<unsigned char> write_to_memory(const Source& source, const WriteOptions& options); // aligned to 64 by the caller's copy
+void write_to_file(const Source& source, const WriteOptions& options, const std::string& path); // temporary name, then renamed
+
+}  // namespace weights
+#endif
