@@ -334,6 +334,7 @@ struct Vocabulary {                 // pointers into the checkpoint
     const unsigned char* merges = nullptr;
     const unsigned char* classes = nullptr;
     const unsigned char* normal = nullptr;
+    uint32_t special_first[8] = {}; // bits of the bytes that special tokens begin with
     uint32_t n_stop = 0, n_merges = 0, n_classes = 0, normal_size = 0;
     const char* chat_template = nullptr;                       // not terminated
     const char* labels = nullptr;
@@ -364,6 +365,7 @@ struct Event {                      // what an observer sees; valid during the c
     uint32_t position = 0;          // of the first row; attention_row: of the query
     Rows rows;                      // x (T, D); attention_row: one row of weights, for keys from first_key on
     uint32_t head = 0, first_key = 0;
+    bool cross = false;             // attention_row: over the encoder's output
 };
 typedef bool (*Observer)(void* user, const Event& event);      // false cancels the forward; the session stays usable
 typedef void (*Task)(void* data, uint32_t slice);
@@ -404,6 +406,7 @@ enum Region : uint8_t {
     region_v,          // (T, K dv)
     region_mixed,      // (T, H dv) attention's weighted values
     region_latent,     // MLA: (T, q_lora_rank) and (T, H, rope + nope)
+    region_head,       // MLA: one head's rows before and after its map
     region_state,      // (T, H, 2) maximum and sum of each query's softmax so far
     region_up,         // (T, F)
     region_gate,       // (T, F)
@@ -473,6 +476,7 @@ constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
     case region_v: return 4 * t * c.n_kv_heads * c.v_head_dim;
     case region_mixed: return 4 * t * mixed_width(c);
     case region_latent: return mla * 4 * t * (c.q_lora_rank + uint64_t{c.n_heads} * larger(c.rope_dim + c.nope_head_dim, c.mla_v_head_dim));
+    case region_head: return mla * 4 * t * (uint64_t{c.kv_lora_rank} + larger(c.nope_head_dim, c.mla_v_head_dim));
     case region_state: return 8 * t * c.n_heads;
     case region_up: case region_gate: return 4 * t * widest_hidden(c);
     case region_router: return 4 * (t + 2) * c.n_experts;
@@ -518,9 +522,12 @@ struct Session {
     Plan plan;
     Layer layer;                    // the one view that is bound at a time
     uint32_t position = 0;          // tokens in the cache
+    uint32_t base = 0;              // position of the running batch's first row
     uint32_t source_count = 0;      // rows of encoder output
     const uint8_t* mask = nullptr;  // of the running encoder's input
-    bool rope_long = false;         // the cache was written with row 1 of rope_freqs
+    const uint8_t* source_mask = nullptr;
+    uint32_t rope_rows = 0;         // rows of each set in region_rope
+    bool rope_long = false;         // row 1 of rope_freqs is in use
     bool cancelled = false;
     float* logits = nullptr;        // of the last forward: logit_rows rows of n_outputs
     uint32_t logit_rows = 0;
@@ -601,6 +608,14 @@ TRANSFORMER_API const char* room_name(const Session& session); // "scalar", "neo
 TRANSFORMER_API bool room_available(Isa isa);
 TRANSFORMER_API const char* role_name(uint32_t role);          // of the tensor table, see >> 20 Checkpoint
 
+// A whole file as read-only memory (section 25; absent with TRANSFORMER_NO_STDIO).
+struct File {
+    const void* data = nullptr;
+    uint64_t size = 0;
+};
+TRANSFORMER_API Status map_file(const char* path, File* file);
+TRANSFORMER_API void unmap_file(File* file);
+
 // Scalar definitions of the formats, for importers and tests. A row is written or read as f32; quantised matrices go by
 // tiles of 16 rows (missing ones zero), since that is how they are stored.
 TRANSFORMER_API float f16_to_f32(uint16_t half);
@@ -609,6 +624,3029 @@ TRANSFORMER_API float bf16_to_f32(uint16_t half);
 TRANSFORMER_API uint16_t f32_to_bf16(float value);             // round half even; NaN stays a quiet NaN
 TRANSFORMER_API void quantize_tile(DType type, const float* rows, uint32_t n_rows, uint32_t cols, unsigned char* tile);
 TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t row, float* out);
-}  // namespace
+
+}  // namespace TRANSFORMER_NAMESPACE
+#endif  // TRANSFORMER_HPP: end of the interface
+
+#if defined(TRANSFORMER_IMPLEMENTATION) && !defined(TRANSFORMER_IMPLEMENTED)
+#define TRANSFORMER_IMPLEMENTED
+
+// Which rooms this build has; the first is always compiled, the others stand beside it.
+#define TRANSFORMER_X86 0
+#define TRANSFORMER_NEON 0
+#ifdef TRANSFORMER_ISA
+#define TRANSFORMER_BASE_ROOM TRANSFORMER_ISA
+#else
+#define TRANSFORMER_BASE_ROOM Scalar
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#undef TRANSFORMER_X86
+#define TRANSFORMER_X86 1
+#include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON) && defined(__ARM_FP) && !defined(__ARM_BIG_ENDIAN)
+#undef TRANSFORMER_NEON
+#define TRANSFORMER_NEON 1
+#include <arm_neon.h>
+#endif
+#endif
+#if TRANSFORMER_X86
+#define TRANSFORMER_HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))   // f16c came before both
+#else
+#define TRANSFORMER_HAS_AVX2 false
+#endif
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define TRANSFORMER_FMA 1
+#else
+#define TRANSFORMER_FMA 0
+#endif
+
+#if defined(__clang__)                                         // no contraction, no reassociation, whatever the flags
+#pragma float_control(precise, on, push)
+#pragma clang fp contract(off)
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+namespace TRANSFORMER_NAMESPACE {
+
+// ==== Part II: The model =============================================================================================
+
+constexpr bool has_fma = TRANSFORMER_FMA;
+constexpr float lowest_f32 = -3.402823466e+38f, most_f32 = 3.402823466e+38f;            // "no key", "chosen"
+
+// A room's functions: what is worth a vector unit. Written once in >> 19 Kernels, compiled once a room.
+struct Kernels {
+    const char* name;
+    // y[t][row] = W x[t] + b for the rows of tiles first .. last - 1 of a (rows, cols) matrix; x: n rows of floats or Groups
+    void (*product[n_dtypes])(const struct ProductJob& job);
+    void (*quantise)(const float* x, uint32_t n, Group* out);                           // a row of n floats
+    void (*normalise)(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps, float* y);
+    void (*activate)(Activation kind, float* x, uint64_t n);
+    void (*multiply)(float* x, const float* y, uint64_t n);                             // x *= y
+    void (*add)(float* x, const float* y, float scale, uint64_t n);                     // x += scale y
+    float (*dot)(const float* x, const unsigned char* w, uint32_t n);                   // w: f32 of the checkpoint
+    // one block of attention for n queries: scores (n, 128) = q k', weights p and their maximum and sum, values p v
+    void (*scores)(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles, float* s);
+    void (*softmax)(float* s, uint32_t n_tiles, float* m, float* l);
+    void (*mix)(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out);
+    void (*merge)(float* x, float a, const float* y, float b, uint32_t n);              // x = a x + b y
+};
+
+// >> 8 Operations -----------------------------------------------------------------------------------------------------
+// What the model is written in. All take and give rows in session memory; definitions stand in sections 12 to 19.
+struct Product { const Linear* w; uint32_t matrix; float* y; };// y = W x + b for one of the stacked matrices
+static void products(Session& s, Rows x, const Product* list, uint32_t n);              // several with the same x
+static Rows linear(Session& s, const Linear& w, Rows x, float* y, uint32_t matrix = 0); // (T, in) -> (T, out)
+static Rows norm(const Session& s, const Norm& w, Rows x, float* out);                  // an absent norm returns x
+static void residual(const Session& s, Rows x, const NormSlots& n, Rows y);             // x = Nout(x + r Npost(y))
+static Rows feed_forward(Session& s, const FeedForward& w, Rows x);                     // Σ p_e down(act(gate x) * up x)
+static void activate(const Session& s, Activation kind, float* x, uint64_t n);          // x = act(x)
+static Rows embed(Session& s, const Input& in, uint32_t first, uint32_t count);         // tokens, rows or features -> (T, D)
+static void prepare_rope(Session& s, uint32_t count);                                   // cos and sin of the batch's positions
+static void rotate(const Session& s, float* x, uint32_t t, bool local);                 // one head's row [5]
+static uint32_t bind_layer(const Model& m, uint32_t entry, uint32_t index, const Stack& stack, Layer* layer);
+static void parallel(Session& s, bool worth_it, Task task, void* data);                 // task(data, 0 .. slices-1)
+static float exp_f32(float x);                                                          // >> 16 Mathematics
+static float log_f32(float x);
+static float tanh_f32(float x);
+static double exp_f64(double x);
+static double log_f64(double x);
+static void cos_sin(double angle, float* cosine, float* sine);
+static float load_f32(const unsigned char* p);                                          // little-endian, any address
+static void store_f32(unsigned char* p, float x);
+static void store_u16(unsigned char* p, uint32_t x);
+
+static float* floats(const Session& s, Region r) { return static_cast<float*>(static_cast<void*>(s.memory + s.plan.at[r])); }
+static const Config& config(const Session& s) { return s.stack->config; }
+template <class T> static T least(T a, T b) { return a < b ? a : b; }
+template <class T> static T most(T a, T b) { return a > b ? a : b; }
+
+static bool observe(Session& s, Event::Kind kind, uint32_t layer, Rows rows)
+{
+    if (!s.options.observer || s.cancelled) return !s.cancelled;
+    Event e;
+    e.kind = kind;
+    e.encoder = s.stack == &s.model->encoder;
+    e.layer = layer;
+    e.position = s.base;
+    e.rows = rows;
+    s.cancelled = !s.options.observer(s.options.observer_user, e);
+    return !s.cancelled;
+}
+
+// >> 9 Forward --------------------------------------------------------------------------------------------------------
+// embed -> blocks -> final norm -> head. A decoder appends to its cache, so a prompt may come in any pieces; an encoder
+// takes its whole input at once.
+
+static void block(Session& s, const Layer& w, Rows x);
+
+// Input rows first .. first + count - 1 through a stack; s.hidden = (T, D) after the final norm. False: cancelled.
+static bool run(Session& s, const Stack& stack, const Input& in, uint32_t first, uint32_t count)
+{
+    s.stack = &stack;
+    s.cancelled = false;
+    Rows x = embed(s, in, first, count);
+    prepare_rope(s, x.count);
+    uint32_t entry = stack.first_entry;
+    if (!observe(s, Event::embedding, 0, x)) return false;
+    for (uint32_t i = 0; i < stack.config.n_layers; i++) {
+        entry = bind_layer(*s.model, entry, i, stack, &s.layer);
+        block(s, s.layer, x);
+        if (!observe(s, Event::layer_output, i, x)) return false;
+    }
+    s.hidden = norm(s, stack.final_norm, x, x.data);
+    return observe(s, Event::hidden, 0, s.hidden);
+}
+
+// logits = softcap(scale * lm_head(Nhead(act(dense h)))), for all rows or the last one; pooled rows where the model pools.
+static void head(Session& s, bool all)
+{
+    const Model& m = *s.model;
+    const Config& c = m.main.config;
+    Rows h = s.hidden;
+    const uint32_t d = h.dim;
+    if (c.pooling == Pooling::first) h.count = 1;
+    else if (c.pooling == Pooling::mean) {
+        float* y = floats(s, region_y);
+        float n = 0;
+        memset(y, 0, d * sizeof(float));
+        for (uint32_t t = 0; t < h.count; t++) {
+            if (s.mask && !s.mask[t]) continue;
+            n += 1;
+            for (uint32_t i = 0; i < d; i++) y[i] += h.data[uint64_t{t} * d + i];
+        }
+        for (uint32_t i = 0; i < d; i++) y[i] /= n;
+        h = {y, 1, d};
+    } else if (!all || c.pooling == Pooling::last) h = {h.data + uint64_t{h.count - 1} * d, 1, d};
+    if (m.head_dense.w) {
+        h = linear(s, m.head_dense, h, floats(s, region_h));
+        activate(s, c.head_activation, h.data, uint64_t{h.count} * h.dim);
+    }
+    h = norm(s, m.head_norm, h, floats(s, region_h));
+    s.logits = floats(s, region_logits);
+    s.logit_rows = h.count;
+    linear(s, m.lm_head, h, s.logits);
+    const uint64_t n = uint64_t{h.count} * c.n_outputs;
+    if (c.logit_scale < 1.0f || c.logit_scale > 1.0f)
+        for (uint64_t i = 0; i < n; i++) s.logits[i] *= c.logit_scale;
+    if (has(Feature::softcap) && c.logit_softcap > 0)
+        for (uint64_t i = 0; i < n; i++) s.logits[i] = c.logit_softcap * tanh_f32(s.logits[i] / c.logit_softcap);
+}
+
+static Status check_input(const Stack& stack, const Input& in, uint64_t room)
+{
+    const Config& c = stack.config;
+    if (!in.count || (!in.tokens && !in.rows && !in.features)) return {Code::bad_argument, "no input", "count", in.count};
+    if (in.features && in.count != c.n_frames) return {Code::bad_argument, "the model needs another number of frames", "features", c.n_frames};
+    if (!in.features && c.n_features) return {Code::bad_argument, "this encoder takes features", "features", 0};
+    if (in.count > room) return {Code::session_full, "the input is longer than what is left of the session", "count", in.count};
+    if (in.tokens && !in.rows && !in.features) {
+        if (!stack.token_embedding) return {Code::bad_argument, "this model takes rows, not tokens", "tokens", 0};
+        for (uint32_t i = 0; i < in.count; i++)
+            if (in.tokens[i] < 0 || static_cast<uint32_t>(in.tokens[i]) >= c.vocab_size)
+                return {Code::bad_token, "a token id is outside the vocabulary", "tokens", i};
+    }
+    for (uint32_t i = 0; in.types && i < in.count; i++)
+        if (in.types[i] < 0 || static_cast<uint32_t>(in.types[i]) >= most(c.n_types, 1u))
+            return {Code::bad_token, "a token type is outside the model's types", "types", i};
+    return {};
+}
+
+TRANSFORMER_API Status forward(Session& s, const Input& in, float** logits)
+{
+    const Config& c = s.model->main.config;
+    const bool causal = is_causal(c), all = s.options.all_logits || !causal;
+    const uint64_t rows = batch_rows(c, s.options, false);
+    const uint32_t before = causal ? s.position : 0;
+    if (Status status = check_input(s.model->main, in, causal ? s.options.capacity - before : rows); !status) return status;
+    if (c.flags & flag_cross && !s.source_count) return {Code::no_memory_rows, "encode() or set_memory() comes first", "", 0};
+    if (s.options.all_logits && in.count > rows) return {Code::bad_argument, "with all_logits a forward takes at most options.batch tokens", "count", in.count};
+    s.rope_long = c.rope_long_from && before + in.count > c.rope_long_from;
+    s.mask = causal ? nullptr : in.mask;
+    s.base = before;
+    for (uint32_t done = 0; done < in.count;) {
+        const uint32_t n = in.features ? in.count : static_cast<uint32_t>(least<uint64_t>(rows, in.count - done));
+        if (!run(s, s.model->main, in, done, n)) return {Code::cancelled, "the observer stopped the forward", "", s.base};
+        done += n;
+        s.base += n;
+    }
+    if (s.model->lm_head.w) head(s, all);
+    if (causal) s.position = s.base;
+    if (logits) *logits = s.model->lm_head.w ? s.logits : nullptr;
+    return {};
+}
+
+TRANSFORMER_API Status encode(Session& s, const Input& in, Rows* hidden)
+{
+    const bool lone = s.model->encoder.config.n_layers == 0;
+    const Stack& stack = lone ? s.model->main : s.model->encoder;
+    if (lone && is_causal(stack.config)) return {Code::bad_argument, "this model has no encoder", "", 0};
+    if (Status status = check_input(stack, in, batch_rows(stack.config, s.options, !lone)); !status) return status;
+    s.mask = in.mask;
+    s.base = 0;
+    s.rope_long = false;
+    if (!run(s, stack, in, 0, in.count)) return {Code::cancelled, "the observer stopped the encoder", "", 0};
+    const Rows h = s.hidden;
+    if (hidden) *hidden = h;
+    return lone ? Status{} : set_memory(s, h.data, h.count, in.mask);
+}
+
+// >> 10 The block -----------------------------------------------------------------------------------------------------
+// One block, every published wiring: x (T, D) is updated in place, [1] figure 1. A norm that is absent is the identity;
+// which of the three slots of a sub-layer are filled is the architecture:
+//
+//     pre    x + f(N(x))           GPT-2, Llama, T5 ([6])        post         x + N(f(x))        OLMo 2
+//     out    N(x + f(x))           the original, BERT, BART      pre + post   x + N'(f(N(x)))    Gemma 2 (sandwich, [7])
+//
+// In words, with f first attention, then cross attention if the layer has it, then the feed-forward network:
+//   1. h = N(x)                              5. x = x + cross(N(x), memory)
+//   2. q, k, v = Wq h, Wk h, Wv h            6. g = N(x)          (parallel blocks [20]: of the x of step 1)
+//   3. a = softmax(q k' / sqrt(d)) v         7. y = Wdown (act(Wgate g) * Wup g)
+//   4. x = x + Wo a                          8. x = x + y
+static Rows attention(Session& s, const Attention& w, Rows x);
+static Rows cross_attention(Session& s, const Attention& w, Rows x);
+
+static void block(Session& s, const Layer& w, Rows x)
+{
+    const bool parallel_branches = (config(s).flags & flag_parallel) != 0;
+    float* const h = floats(s, region_h);
+
+    Rows a = norm(s, w.attn_norm.pre, x, h);
+    Rows g = parallel_branches ? norm(s, w.ffn_norm.pre, x, floats(s, region_g)) : Rows{};
+    residual(s, x, w.attn_norm, attention(s, w.self, a));
+
+    if (has(Feature::cross) && w.cross.wq.w)
+        residual(s, x, w.cross_norm, cross_attention(s, w.cross, norm(s, w.cross_norm.pre, x, h)));
+
+    if (!parallel_branches) g = norm(s, w.ffn_norm.pre, x, h);
+    residual(s, x, w.ffn_norm, feed_forward(s, w.ffn, g));
+}
+
+static void residual(const Session& s, Rows x, const NormSlots& n, Rows y)
+{
+    y = norm(s, n.post, y, y.data);
+    s.room->add(x.data, y.data, config(s).residual_scale, uint64_t{x.count} * x.dim);
+    norm(s, n.out, x, x.data);
+}
+
+// >> 11 Attention -----------------------------------------------------------------------------------------------------
+// softmax(scale q k' + bias) v over cached keys [1]; H query heads share K key heads (MHA: K = H, GQA [10], MQA [9]: K = 1).
+// MLA [11] is MQA over one compressed row per position: its maps are applied around the same loop.
+//
+// The order of the arithmetic, the same everywhere: a score is one chain of fused multiply-adds over d; keys are taken in
+// blocks of 128 absolute positions, each with its own maximum [16]; p = exp(s - m); its sum has 16 lanes by position % 16 and
+// a fixed tree; p v is one chain of fused multiply-adds over the positions for each d; blocks merge in ascending order.
+
+struct Keys {                                                  // one layer's keys and values
+    unsigned char* data;
+    uint64_t head_bytes;                                       // of one kv head
+    uint64_t v_offset;                                         // of its values, behind its K tiles
+    uint32_t count;                                            // positions that are filled
+};
+
+// The cache of a layer: the decoder's own, one reused layer for encoders, or that of the encoder's output.
+static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count)
+{
+    const Config& c = config(s);
+    const bool source = s.stack == &s.model->encoder;
+    const uint64_t capacity = cross ? source_rows(s.model->encoder.config, s.options)
+                                    : is_causal(c) ? s.options.capacity : batch_rows(c, s.options, source);
+    Keys k;
+    k.head_bytes = kv_head_bytes(c, capacity, s.options.cache);
+    k.v_offset = round_up(capacity, 16) * c.head_dim * unit_bytes(s.options.cache);
+    const uint64_t index = cross || is_causal(c) ? layer : 0;
+    k.data = s.memory + s.plan.at[cross ? region_cross : region_cache] + index * c.n_kv_heads * k.head_bytes;
+    k.count = count;
+    return k;
+}
+
+static void store_value(unsigned char* base, uint64_t index, DType type, float x)
+{
+    if (type == DType::f16) store_u16(base + 2 * index, f32_to_f16(x));
+    else store_f32(base + 4 * index, x);
+}
+
+// Rows of k (T, K d) and v (T, K dv) become positions first .. first + T - 1 of the cache.
+static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t count)
+{
+    const Config& c = config(s);
+    const uint32_t d = c.head_dim, dv = c.v_head_dim;
+    for (uint32_t t = 0; t < count; t++)
+        for (uint32_t h = 0; h < c.n_kv_heads; h++) {
+            const uint64_t pos = uint64_t{first} + t, tile = pos / 16 * d * 16;
+            unsigned char* const head = keys.data + h * keys.head_bytes;
+            if (pos % 16 == 0) memset(head + tile * unit_bytes(s.options.cache), 0, uint64_t{d} * 16 * unit_bytes(s.options.cache));
+            for (uint32_t i = 0; i < d; i++)
+                store_value(head, tile + uint64_t{i} * 16 + pos % 16, s.options.cache, k[(uint64_t{t} * c.n_kv_heads + h) * d + i]);
+            for (uint32_t i = 0; i < dv; i++)
+                store_value(head + keys.v_offset, pos * dv + i, s.options.cache, v[(uint64_t{t} * c.n_kv_heads + h) * dv + i]);
+        }
+}
+
+struct Attend {                                                // what one attention over cached keys needs
+    Session* s;
+    const Attention* w;
+    Keys keys;
+    uint32_t count;                                            // T
+    bool cross;
+    const float* k;                                            // this batch's keys in rows, for DeBERTa's second term
+};
+
+// Keys lo .. hi - 1 are visible to the query at absolute position pos.
+static void visible(const Attend& a, uint32_t pos, uint32_t* lo, uint32_t* hi)
+{
+    const Config& c = config(*a.s);
+    *lo = 0;
+    *hi = a.keys.count;
+    if (a.cross) return;
+    if (is_causal(c)) *hi = pos + 1;
+    if (!(a.s->layer.flags & layer_local)) return;
+    if (c.window && pos + 1 > c.window) *lo = pos + 1 - c.window;
+    if (c.window && !is_causal(c)) *hi = least(*hi, pos + c.window_ahead + 1);
+    if (c.chunk) *lo = most(*lo, pos / c.chunk * c.chunk);
+}
+
+// What is added to the score of the query (row t, head h, position pos) and key j.
+static float score_bias(const Attend& a, uint32_t t, uint32_t h, uint32_t pos, uint32_t j)
+{
+    const Session& s = *a.s;
+    const Config& c = config(s);
+    const int64_t distance = int64_t{j} - pos, m = c.relative_distance;
+    const uint64_t column = static_cast<uint64_t>(m + most(-m, least(m, distance)));
+    float bias = 0;
+    if (s.stack->alibi_slopes) bias = load_f32(s.stack->alibi_slopes.data + 4 * h) * static_cast<float>(distance);
+    if (a.w->relative_bias) bias += load_f32(a.w->relative_bias.data + 4 * (h * uint64_t{a.w->relative_bias.cols} + column));
+    if (s.stack->relative_rows) {                              // [15]: content to position, position to content
+        const uint64_t width = query_width(c), d = c.head_dim;
+        const uint64_t row = static_cast<uint64_t>(load_f32(s.stack->relative_rows.data + 4 * column)) * width + h * d;
+        if (a.w->rel_key) bias += s.room->dot(floats(s, region_q) + t * width + h * d, a.w->rel_key.data + 4 * row, c.head_dim);
+        if (a.w->rel_query) bias += s.room->dot(a.k + j * width + h * d, a.w->rel_query.data + 4 * row, c.head_dim) * c.attn_scale;
+    }
+    return bias;
+}
+
+// Scores of one block for up to four queries (rows r .. of one kv head; row = token * G + head within the group): s (n, 128).
+static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t n, uint32_t first_key, uint32_t n_keys, float* scores)
+{
+    const Session& s = *a.s;
+    const Config& c = config(s);
+    const uint32_t group = c.n_heads / c.n_kv_heads, width = static_cast<uint32_t>(query_width(c));
+    const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes + uint64_t{first_key} * c.head_dim * unit_bytes(s.options.cache);
+    const float* q[attention_rows] = {};
+    for (uint32_t i = 0; i < n; i++)
+        q[i] = floats(s, region_q) + uint64_t{(r + i) / group} * width + (kv_head * group + (r + i) % group) * c.head_dim;
+    s.room->scores(q, n, c.head_dim, k, s.options.cache, (n_keys + 15) / 16, scores);
+
+    const bool biased = has(Feature::relative) && !a.cross && (s.stack->alibi_slopes || a.w->relative_bias || s.stack->relative_rows);
+    const uint8_t* const mask = a.cross ? s.source_mask : s.mask;
+    for (uint32_t i = 0; i < n; i++) {
+        float* const row = scores + i * attention_block;
+        const uint32_t t = (r + i) / group, h = kv_head * group + (r + i) % group, pos = s.base + t;
+        uint32_t lo, hi;
+        visible(a, pos, &lo, &hi);
+        if (has(Feature::softcap) && c.attn_softcap > 0)
+            for (uint32_t j = 0; j < n_keys; j++) row[j] = c.attn_softcap * tanh_f32(row[j] / c.attn_softcap);
+        for (uint32_t j = 0; biased && j < n_keys; j++) row[j] += score_bias(a, t, h, pos, first_key + j);
+        for (uint32_t j = 0; j < (n_keys + 15) / 16 * 16; j++) {
+            const uint32_t key = first_key + j;
+            if (key < lo || key >= hi || (mask && !mask[key])) row[j] = lowest_f32;
+        }
+    }
+}
+
+// Up to four queries of one kv head over all their keys; running maximum, sum and values stand in session memory.
+static void attend_rows(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t n, float* scratch)
+{
+    const Session& s = *a.s;
+    const Config& c = config(s);
+    const uint32_t group = c.n_heads / c.n_kv_heads, dv = c.v_head_dim;
+    float* const scores = scratch;
+    float* const mixed = scratch + attention_rows * attention_block;
+    float* out[attention_rows] = {};
+    float* state[attention_rows] = {};
+    uint32_t first = UINT32_MAX, last = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t t = (r + i) / group, h = kv_head * group + (r + i) % group;
+        uint32_t lo, hi;
+        visible(a, s.base + t, &lo, &hi);
+        first = least(first, lo);
+        last = most(last, hi);
+        out[i] = floats(s, region_mixed) + (uint64_t{t} * c.n_heads + h) * dv;
+        state[i] = floats(s, region_state) + (uint64_t{t} * c.n_heads + h) * 2;
+        memset(out[i], 0, dv * sizeof(float));
+        state[i][0] = a.w->sinks ? load_f32(a.w->sinks.data + 4 * h) : lowest_f32;   // a sink is a key without a value
+        state[i][1] = a.w->sinks ? 1.0f : 0.0f;
+    }
+    for (uint32_t key = first / attention_block * attention_block; key < last; key += attention_block) {
+        const uint32_t n_keys = least(attention_block, last - key);
+        const unsigned char* const v = a.keys.data + kv_head * a.keys.head_bytes + a.keys.v_offset + uint64_t{key} * dv * unit_bytes(s.options.cache);
+        block_scores(a, kv_head, r, n, key, n_keys, scores);
+        float m[attention_rows], l[attention_rows];
+        for (uint32_t i = 0; i < n; i++) s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &m[i], &l[i]);
+        s.room->mix(scores, n, n_keys, v, s.options.cache, dv, mixed);
+        for (uint32_t i = 0; i < n; i++) {
+            if (!(m[i] > lowest_f32)) continue;                // no key of this block is visible
+            const float top = most(state[i][0], m[i]);
+            const float old = exp_f32(state[i][0] - top), now = exp_f32(m[i] - top);
+            state[i][0] = top;
+            state[i][1] = state[i][1] * old + l[i] * now;
+            s.room->merge(out[i], old, mixed + i * dv, now, dv);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t e = 0; e < dv; e++) out[i][e] = state[i][1] > 0 ? out[i][e] / state[i][1] : 0.0f;
+}
+
+static void attend_slice(void* data, uint32_t slice)
+{
+    const Attend& a = *static_cast<const Attend*>(data);
+    const Config& c = config(*a.s);
+    const uint32_t rows = a.count * (c.n_heads / c.n_kv_heads), per_head = (rows + attention_rows - 1) / attention_rows;
+    const uint64_t units = uint64_t{per_head} * c.n_kv_heads, slices = most(a.s->options.slices, 1u);
+    const uint64_t floats_each = (a.s->plan.at[region_slices + 1] - a.s->plan.at[region_slices]) / sizeof(float) / slices;
+    float* const scratch = floats(*a.s, region_slices) + slice * floats_each;
+    for (uint64_t u = units * slice / slices; u < units * (slice + 1) / slices; u++) {
+        const uint32_t r = static_cast<uint32_t>(u % per_head) * attention_rows;
+        attend_rows(a, static_cast<uint32_t>(u / per_head), r, least(attention_rows, rows - r), scratch);
+    }
+}
+
+// Give the observer each query's weights, from the scores once more: exp(s - m) / l.
+static void observe_weights(Attend& a)
+{
+    Session& s = *a.s;
+    const Config& c = config(s);
+    const uint32_t group = c.n_heads / c.n_kv_heads;
+    float* const scores = floats(s, region_slices);
+    for (uint32_t h = 0; h < c.n_heads; h++)
+        for (uint32_t t = 0; t < a.count && !s.cancelled; t++) {
+            const float* const state = floats(s, region_state) + (uint64_t{t} * c.n_heads + h) * 2;
+            for (uint32_t key = 0; key < a.keys.count && !s.cancelled; key += attention_block) {
+                const uint32_t n = least(attention_block, a.keys.count - key);
+                block_scores(a, h / group, t * group + h % group, 1, key, n, scores);
+                for (uint32_t j = 0; j < n; j++) scores[j] = scores[j] > lowest_f32 ? exp_f32(scores[j] - state[0]) / state[1] : 0.0f;
+                Event e;
+                e.kind = Event::attention_row;
+                e.encoder = s.stack == &s.model->encoder;
+                e.cross = a.cross;
+                e.layer = s.layer.index;
+                e.head = h;
+                e.position = s.base + t;
+                e.first_key = key;
+                e.rows = {scores, 1, n};
+                s.cancelled = !s.options.observer(s.options.observer_user, e);
+            }
+        }
+}
+
+// The rows of region_q over `keys` -> (T, H dv).
+static Rows attend(Session& s, const Attention& w, Keys keys, uint32_t count, bool cross, const float* k)
+{
+    const Config& c = config(s);
+    Attend a = {&s, &w, keys, count, cross, k};
+    parallel(s, uint64_t{count} * keys.count * c.n_heads * c.head_dim > 65536, attend_slice, &a);
+    if (s.options.observe_attention && s.options.observer) observe_weights(a);
+    return {floats(s, region_mixed), count, static_cast<uint32_t>(mixed_width(c))};
+}
+
+// A norm over each head's row, or over all heads at once, as the weight's shape says [8].
+static void norm_heads(const Session& s, const Norm& w, float* x, uint32_t rows, uint32_t heads, uint32_t d, uint32_t stride)
+{
+    if (!has(Feature::qk_norm) || !w.w) return;
+    const Config& c = config(s);
+    const NormKind kind = c.flags & flag_qk_norm_layer ? NormKind::layer : NormKind::rms;
+    const bool whole = w.w.cols != d;
+    for (uint32_t t = 0; t < rows; t++)
+        for (uint32_t h = 0; h < (whole ? 1 : heads); h++) {
+            const uint64_t shift = w.w.rows > 1 ? uint64_t{h} * d * 4 : 0;
+            float* const row = x + uint64_t{t} * stride + uint64_t{h} * d;
+            s.room->normalise(kind, row, w.w.cols, w.w.data + shift, w.b ? w.b.data + shift : nullptr, c.qk_norm_eps, row);
+        }
+}
+
+static void clip(float* x, uint64_t n, float limit)
+{
+    for (uint64_t i = 0; limit > 0 && i < n; i++) x[i] = most(-limit, least(limit, x[i]));
+}
+
+// Norm, position and scale of the query and key rows, in the model's order.
+static void finish_heads(const Session& s, const Attention& w, float* q, uint32_t n_q, float* k, uint32_t count)
+{
+    const Config& c = config(s);
+    const uint32_t d = c.head_dim, n_k = c.n_kv_heads;
+    const uint8_t flags = s.layer.flags;
+    const bool after = (c.flags & flag_qk_norm_after_rope) != 0, turn = c.rope_dim && !(flags & layer_no_rope);
+    for (int pass = 0; pass < 2; pass++) {
+        if (after == (pass == 1)) {
+            norm_heads(s, w.q_norm, q, count, n_q, d, n_q * d);
+            norm_heads(s, w.k_norm, k, count, n_k, d, n_k * d);
+        }
+        if (pass == 0) clip(q, uint64_t{count} * n_q * d, c.qkv_clip), clip(k, uint64_t{count} * n_k * d, c.qkv_clip);
+        if (pass == 1 || !turn) continue;
+        for (uint32_t t = 0; t < count; t++) {
+            for (uint32_t h = 0; h < n_q; h++) rotate(s, q + (uint64_t{t} * n_q + h) * d, t, flags & layer_rope_local);
+            for (uint32_t h = 0; h < n_k; h++) rotate(s, k + (uint64_t{t} * n_k + h) * d, t, flags & layer_rope_local);
+        }
+    }
+    for (uint32_t t = 0; t < count; t++) {
+        float scale = c.attn_scale;
+        if (flags & layer_query_temperature)
+            scale *= 1.0f + c.temperature_scale * log_f32(1.0f + static_cast<float>(static_cast<uint32_t>(static_cast<float>(s.base + t + 1) / c.temperature_floor)));
+        for (uint64_t i = 0; i < uint64_t{n_q} * d; i++) q[uint64_t{t} * n_q * d + i] *= scale;
+    }
+}
+
+// MLA [11], absorbed: q of a head = [rope part | Wk_b' nope part], key = value = [rope part | latent], so that it is one
+// shared head over the compressed row. Fills region_q and the key row k (T, rope + latent).
+static void project_latent(Session& s, const Attention& w, Rows x, float* k)
+{
+    const Config& c = config(s);
+    const uint32_t d = c.head_dim, rope = c.rope_dim, nope = c.nope_head_dim, wide = rope + nope;
+    float* const low = floats(s, region_latent);
+    float* const full = low + uint64_t{x.count} * c.q_lora_rank;
+    float* const q = floats(s, region_q);
+    Rows from = x;
+    if (w.wq_a.w) {
+        from = linear(s, w.wq_a, x, low);
+        norm_heads(s, w.q_a_norm, low, x.count, 1, from.dim, from.dim);
+    }
+    linear(s, w.wq, from, full);
+    linear(s, w.wkv_a, x, k);
+    for (uint32_t t = 0; t < x.count; t++) norm_heads(s, w.kv_a_norm, k + uint64_t{t} * d + rope, 1, 1, c.kv_lora_rank, d);
+    float* const packed = floats(s, region_head);
+    float* const mapped = packed + uint64_t{x.count} * nope;
+    for (uint32_t h = 0; h < c.n_heads; h++) {                 // one head of all rows at a time: (T, nope) -> (T, latent)
+        for (uint32_t t = 0; t < x.count; t++)
+            memcpy(packed + uint64_t{t} * nope, full + (uint64_t{t} * c.n_heads + h) * wide + rope, nope * sizeof(float));
+        const Linear wk_b = {w.wk_b, Tensor{}};
+        linear(s, wk_b, {packed, x.count, nope}, mapped, h);
+        for (uint32_t t = 0; t < x.count; t++) {
+            float* const row = q + (uint64_t{t} * c.n_heads + h) * d;
+            memcpy(row, full + (uint64_t{t} * c.n_heads + h) * wide, rope * sizeof(float));
+            memcpy(row + rope, mapped + uint64_t{t} * c.kv_lora_rank, c.kv_lora_rank * sizeof(float));
+        }
+    }
+}
+
+// (T, H latent) -> (T, H mla_v_head_dim), the values of the heads.
+static Rows expand_latent(Session& s, const Attention& w, Rows mixed)
+{
+    const Config& c = config(s);
+    const uint32_t r = c.kv_lora_rank, n = c.mla_v_head_dim, wide = c.n_heads * n;
+    float* const out = floats(s, region_latent);
+    float* const packed = floats(s, region_head);
+    float* const mapped = packed + uint64_t{mixed.count} * r;
+    for (uint32_t h = 0; h < c.n_heads; h++) {
+        for (uint32_t t = 0; t < mixed.count; t++)
+            memcpy(packed + uint64_t{t} * r, mixed.data + (uint64_t{t} * c.n_heads + h) * r, r * sizeof(float));
+        const Linear wv_b = {w.wv_b, Tensor{}};
+        linear(s, wv_b, {packed, mixed.count, r}, mapped, h);
+        for (uint32_t t = 0; t < mixed.count; t++) memcpy(out + uint64_t{t} * wide + h * n, mapped + uint64_t{t} * n, n * sizeof(float));
+    }
+    return {out, mixed.count, wide};
+}
+
+static Rows attention(Session& s, const Attention& w, Rows x)
+{
+    const Config& c = config(s);
+    const bool latent = has(Feature::mla) && w.wkv_a.w;
+    float* const q = floats(s, region_q);
+    float* const k = floats(s, region_k);
+    float* v = floats(s, region_v);
+    if (latent) project_latent(s, w, x, k);
+    else {
+        const Product qkv[] = {{&w.wq, 0, q}, {&w.wk, 0, k}, {&w.wv, 0, v}};
+        products(s, x, qkv, 3);
+        clip(v, uint64_t{x.count} * c.n_kv_heads * c.v_head_dim, c.qkv_clip);
+    }
+    finish_heads(s, w, q, c.n_heads, k, x.count);
+    for (uint32_t t = 0; latent && t < x.count; t++)           // the value is the latent part of the key
+        memcpy(v + uint64_t{t} * c.v_head_dim, k + uint64_t{t} * c.head_dim + c.rope_dim, c.v_head_dim * sizeof(float));
+    const Keys keys = keys_of(s, s.layer.index, false, s.base + x.count);
+    store_keys(s, keys, s.base, k, v, x.count);
+    Rows mixed = attend(s, w, keys, x.count, false, k);
+    if (latent) mixed = expand_latent(s, w, mixed);
+    return linear(s, w.wo, mixed, floats(s, region_y));
+}
+
+// Queries from the decoder, keys and values from the encoder's output, cached by set_memory().
+static Rows cross_attention(Session& s, const Attention& w, Rows x)
+{
+    const Config& c = config(s);
+    const Rows q = linear(s, w.wq, x, floats(s, region_q));
+    for (uint64_t i = 0; i < uint64_t{q.count} * q.dim; i++) q.data[i] *= c.attn_scale;
+    const Rows mixed = attend(s, w, keys_of(s, s.layer.index, true, s.source_count), x.count, true, nullptr);
+    return linear(s, w.wo, mixed, floats(s, region_y));
+}
+
+TRANSFORMER_API Status set_memory(Session& s, const float* rows, uint32_t count, const uint8_t* mask)
+{
+    const Config& c = s.model->main.config;
+    if (!(c.flags & flag_cross)) return {Code::bad_argument, "this model has no cross attention", "", 0};
+    if (!rows || !count) return {Code::bad_argument, "no rows", "count", 0};
+    if (count > source_rows(s.model->encoder.config, s.options)) return {Code::session_full, "more rows than options.source_capacity", "count", count};
+    s.stack = &s.model->main;
+    s.source_count = count;
+    s.source_mask = nullptr;
+    if (mask) {
+        memcpy(s.memory + s.plan.at[region_mask], mask, count);
+        s.source_mask = s.memory + s.plan.at[region_mask];
+    }
+    const uint32_t step = static_cast<uint32_t>(batch_rows(c, s.options, false));
+    uint32_t entry = s.model->main.first_entry;
+    for (uint32_t i = 0; i < c.n_layers; i++) {
+        entry = bind_layer(*s.model, entry, i, s.model->main, &s.layer);
+        for (uint32_t t = 0; t < count; t += step) {
+            // rows are only read; Rows has no const form
+            const Rows part = {const_cast<float*>(rows) + uint64_t{t} * c.dim, least(step, count - t), c.dim};
+            const Product kv[] = {{&s.layer.cross.wk, 0, floats(s, region_k)}, {&s.layer.cross.wv, 0, floats(s, region_v)}};
+            products(s, part, kv, 2);
+            store_keys(s, keys_of(s, i, true, count), t, kv[0].y, kv[1].y, part.count);
+        }
+    }
+    s.position = 0;
+    return {};
+}
+
+// >> 12 Feed-forward --------------------------------------------------------------------------------------------------
+// y = Σ_e p_e Wdown (act(Wgate x) * Wup x), [4]; without a gate Wdown act(Wup x). A dense layer is one expert of weight 1 and
+// has no router. With experts [12] the tokens are grouped, and what an expert returns is added in ascending order of experts.
+
+static Rows mlp(Session& s, const Mlp& w, uint32_t expert, Rows x, float* y)
+{
+    const Config& c = config(s);
+    const uint64_t n = uint64_t{x.count} * w.up.w.rows;
+    Rows u = {floats(s, region_up), x.count, w.up.w.rows};
+    float* const g = floats(s, region_gate);
+    const Product both[] = {{&w.up, expert, u.data}, {&w.gate, expert, g}};
+    products(s, x, both, w.gate.w ? 2 : 1);
+    if (!w.gate.w) activate(s, c.activation, u.data, n);
+    else if (c.activation == Activation::clamped_swiglu)       // GPT-OSS: (up + 1) * g sigmoid(alpha g), both clamped
+        for (uint64_t i = 0; i < n; i++) {
+            const float a = least(g[i], c.mlp_clamp), b = most(-c.mlp_clamp, least(u.data[i], c.mlp_clamp));
+            u.data[i] = (b + 1.0f) * (a / (1.0f + exp_f32(-c.mlp_alpha * a)));
+        }
+    else {
+        activate(s, c.activation, g, n);
+        s.room->multiply(u.data, g, n);
+    }
+    return linear(s, w.down, u, y, expert);
+}
+
+// The weights of the experts for one token: p (E), 0 for those not chosen. `score` is scratch of E.
+static void route(const Session& s, const FeedForward& w, float* p, float* score)
+{
+    const Config& c = config(s);
+    const uint32_t n = c.n_experts, groups = most(c.n_groups, 1u), each = n / groups;
+    float top = lowest_f32, sum = 0;
+    for (uint32_t e = 0; e < n; e++) top = most(top, p[e]);
+    for (uint32_t e = 0; e < n; e++) {
+        p[e] = c.router == Router::sigmoid ? 1.0f / (1.0f + exp_f32(-p[e])) : exp_f32(p[e] - top);
+        sum += p[e];
+    }
+    for (uint32_t e = 0; e < n; e++) {
+        if (c.router == Router::softmax) p[e] /= sum;
+        score[e] = w.router_bias ? p[e] + load_f32(w.router_bias.data + 4 * e) : p[e];
+    }
+    const auto best = [&](uint32_t first, uint32_t count) {    // lowest index on a tie
+        uint32_t b = first;
+        for (uint32_t e = first; e < first + count; e++)
+            if (score[e] > score[b]) b = e;
+        return b;
+    };
+    for (uint32_t drop = c.n_groups_active && groups > 1 ? groups - least(groups, c.n_groups_active) : 0; drop > 0; drop--) {
+        uint32_t worst = groups;                               // groups whose experts cannot be chosen: the lowest ones
+        float least_score = 0;
+        for (uint32_t g = groups; g-- > 0;) {
+            const uint32_t b = best(g * each, each);
+            if (score[b] <= lowest_f32) continue;
+            float value = score[b];
+            if (c.flags & flag_group_top2) {
+                const float kept = score[b];
+                score[b] = lowest_f32;
+                value += score[best(g * each, each)];
+                score[b] = kept;
+            }
+            if (worst == groups || value < least_score) { worst = g; least_score = value; }
+        }
+        for (uint32_t e = worst * each; worst < groups && e < (worst + 1) * each; e++) score[e] = lowest_f32;
+    }
+    sum = 0;
+    for (uint32_t i = 0; i < c.n_experts_active; i++) {        // the best that is left is marked with most_f32
+        uint32_t b = n;
+        for (uint32_t e = 0; e < n; e++)
+            if (score[e] > lowest_f32 && score[e] < most_f32 && (b == n || score[e] > score[b])) b = e;
+        if (b == n) break;
+        score[b] = most_f32;
+        sum += p[b];
+    }
+    for (uint32_t e = 0; e < n; e++) {
+        if (!(score[e] >= most_f32)) p[e] = 0;
+        else p[e] = (c.flags & flag_renormalise ? p[e] / sum : p[e]) * c.routed_scale;
+    }
+}
+
+static Rows feed_forward(Session& s, const FeedForward& w, Rows x)
+{
+    const Config& c = config(s);
+    Rows y = {floats(s, region_y), x.count, c.dim};
+    float* const gathered = floats(s, region_expert);
+    float* const returned = gathered + uint64_t{x.count} * c.dim;
+    if (!has(Feature::experts) || !w.router.w) y = mlp(s, w.experts, 0, x, y.data);
+    else {
+        const Rows p = linear(s, w.router, x, floats(s, region_router));
+        for (uint32_t t = 0; t < x.count; t++) route(s, w, p.data + uint64_t{t} * p.dim, p.data + uint64_t{x.count} * p.dim);
+        memset(y.data, 0, uint64_t{y.count} * y.dim * sizeof(float));
+        for (uint32_t e = 0; e < c.n_experts; e++) {
+            uint32_t n = 0;
+            for (uint32_t t = 0; t < x.count; t++) {
+                const float weight = p.data[uint64_t{t} * p.dim + e];
+                if (!(weight > 0 || weight < 0)) continue;
+                float* const to = gathered + uint64_t{n++} * c.dim;
+                memcpy(to, x.data + uint64_t{t} * c.dim, c.dim * sizeof(float));
+                for (uint32_t i = 0; c.flags & flag_scale_expert_input && i < c.dim; i++) to[i] *= weight;
+            }
+            if (!n) continue;
+            const Rows out = mlp(s, w.experts, e, {gathered, n, c.dim}, returned);
+            n = 0;
+            for (uint32_t t = 0; t < x.count; t++) {
+                const float weight = p.data[uint64_t{t} * p.dim + e];
+                if (!(weight > 0 || weight < 0)) continue;
+                s.room->add(y.data + uint64_t{t} * c.dim, out.data + uint64_t{n++} * c.dim, c.flags & flag_scale_expert_input ? 1.0f : weight, c.dim);
+            }
+        }
+    }
+    if (has(Feature::experts) && w.shared.up.w) {
+        const Rows out = mlp(s, w.shared, 0, x, returned);
+        Rows gate = {};
+        if (w.shared_router.w) gate = linear(s, w.shared_router, x, gathered);
+        for (uint32_t t = 0; t < x.count; t++)
+            s.room->add(y.data + uint64_t{t} * c.dim, out.data + uint64_t{t} * c.dim, gate.data ? 1.0f / (1.0f + exp_f32(-gate.data[t])) : 1.0f, c.dim);
+    }
+    return y;
+}
+
+// >> 13 Positions -----------------------------------------------------------------------------------------------------
+
+static Rows embed_features(Session& s, const Input& in)        // Whisper: two convolutions of width 3 over time [23]
+{
+    const Config& c = config(s);
+    float* const wide = floats(s, region_convolved);
+    Rows x = {floats(s, region_h), in.count, c.n_features};
+    for (int layer = 0; layer < 2; layer++) {
+        const Linear& w = layer ? s.stack->conv2 : s.stack->conv1;
+        const uint32_t stride = layer ? 2 : 1, count = x.count / stride, channels = x.dim;
+        for (uint32_t t = 0; t < count; t++)
+            for (uint32_t tap = 0; tap < 3; tap++) {
+                const int64_t from = int64_t{t} * stride + tap - 1;
+                float* const to = wide + (uint64_t{t} * 3 + tap) * channels;
+                for (uint32_t i = 0; i < channels; i++) {
+                    if (from < 0 || from >= int64_t{x.count}) to[i] = 0;
+                    else to[i] = layer ? x.data[uint64_t(from) * channels + i] : in.features[uint64_t{i} * in.count + uint64_t(from)];
+                }
+            }
+        x = linear(s, w, {wide, count, 3 * channels}, floats(s, layer ? region_x : region_h));
+        activate(s, Activation::gelu, x.data, uint64_t{x.count} * x.dim);
+    }
+    return x;
+}
+
+static void add_row(float* x, const Tensor& table, uint32_t row, float* scratch)
+{
+    dequantize_row(table, 0, row, scratch);
+    for (uint32_t i = 0; i < table.cols; i++) x[i] += scratch[i];
+}
+
+// x = scale * token + position + type, norm, projection, each if the model has it.
+static Rows embed(Session& s, const Input& in, uint32_t first, uint32_t count)
+{
+    const Stack& k = *s.stack;
+    const Config& c = k.config;
+    const uint32_t e = in.rows || in.features ? c.dim : c.embedding_dim;
+    float* const scratch = floats(s, region_y);
+    Rows x = {floats(s, region_x), count, e};
+    if (in.features) x = embed_features(s, in);
+    for (uint32_t t = 0; t < x.count; t++) {
+        float* const row = x.data + uint64_t{t} * e;
+        if (in.rows) memcpy(row, in.rows + uint64_t{first + t} * e, e * sizeof(float));
+        else if (!in.features) {
+            dequantize_row(k.token_embedding, 0, static_cast<uint32_t>(in.tokens[first + t]), row);
+            for (uint32_t i = 0; (c.embedding_scale < 1.0f || c.embedding_scale > 1.0f) && i < e; i++) row[i] *= c.embedding_scale;
+        }
+        if (in.rows) continue;
+        if (k.position_embedding && k.position_embedding.cols == e) add_row(row, k.position_embedding, s.base + t, scratch);
+        if (k.type_embedding) add_row(row, k.type_embedding, in.types ? static_cast<uint32_t>(in.types[first + t]) : 0, scratch);
+        for (uint32_t i = 0; c.flags & flag_sinusoidal && i + 1 < e; i += 2) {
+            const double angle = (s.base + t) * exp_f64(-static_cast<double>(i) / e * log_f64(10000.0));
+            float cosine, sine;
+            cos_sin(angle, &cosine, &sine);
+            row[i] += sine;
+            row[i + 1] += cosine;
+        }
+    }
+    if (in.rows) return x;
+    const bool norm_first = k.embedding_norm.w.cols == e;      // ALBERT; DeBERTa norms what is projected
+    if (norm_first) norm(s, k.embedding_norm, x, x.data);
+    if (k.embedding_proj.w) {
+        memcpy(scratch, x.data, uint64_t{x.count} * e * sizeof(float));
+        x = linear(s, k.embedding_proj, {scratch, x.count, e}, x.data);
+        for (uint32_t t = 0; k.position_embedding && k.position_embedding.cols != e && t < x.count; t++)
+            add_row(x.data + uint64_t{t} * x.dim, k.position_embedding, s.base + t, scratch);
+    }
+    return norm_first ? x : norm(s, k.embedding_norm, x, x.data);
+}
+
+// Row t of a set: rope_dim / 2 cosines, then as many sines of position * frequency, both times rope_scale [5].
+static void prepare_rope(Session& s, uint32_t count)
+{
+    const Config& c = config(s);
+    const Tensor& table = s.stack->rope_freqs;
+    const uint32_t half = c.rope_dim / 2, sets = !c.rope_long_from && table.rows > 1 ? 2 : 1;
+    for (uint32_t set = 0; set < sets; set++)
+        for (uint32_t i = 0; i < half; i++) {
+            const uint64_t row = c.rope_long_from ? (s.rope_long && table.rows > 1 ? 1 : 0) : set;
+            const float f = table ? load_f32(table.data + 4 * (row * half + i))
+                                  : static_cast<float>(exp_f64(-2.0 * i / c.rope_dim * log_f64(static_cast<double>(c.rope_theta))));
+            for (uint32_t t = 0; t < count; t++) {
+                float* const out = floats(s, region_rope) + (uint64_t{set} * count + t) * c.rope_dim;
+                cos_sin(static_cast<double>(static_cast<float>(s.base + t) * f), &out[i], &out[half + i]);
+                out[i] *= c.rope_scale;
+                out[half + i] *= c.rope_scale;
+            }
+        }
+    s.rope_rows = count;
+}
+
+// (x_i, x_{i + half}) turned by the angle of position t.
+static void rotate(const Session& s, float* x, uint32_t t, bool local)
+{
+    const uint32_t n = config(s).rope_dim, half = n / 2;
+    const float* const cosine = floats(s, region_rope) + (uint64_t{local ? s.rope_rows : 0} + t) * n;
+    for (uint32_t i = 0; i < half; i++) {
+        const float a = x[i], b = x[half + i];
+        x[i] = a * cosine[i] - b * cosine[half + i];
+        x[half + i] = b * cosine[i] + a * cosine[half + i];
+    }
+}
+
+// >> 14 Norms ---------------------------------------------------------------------------------------------------------
+// RMSNorm [3]: y = x / sqrt(mean(x^2) + eps) * w.  LayerNorm [2]: y = (x - mean) / sqrt(var + eps) * w + b.
+static Rows norm(const Session& s, const Norm& w, Rows x, float* out)
+{
+    if (!w.w) return x;
+    const Config& c = config(s);
+    for (uint32_t t = 0; t < x.count; t++)
+        s.room->normalise(c.norm, x.data + uint64_t{t} * x.dim, x.dim, w.w.data, w.b.data, c.norm_eps, out + uint64_t{t} * x.dim);
+    return {out, x.count, x.dim};
+}
+
+static void activate(const Session& s, Activation kind, float* x, uint64_t n)
+{
+    if (kind != Activation::identity) s.room->activate(kind, x, n);
+}
+
+// ==== Part III: Numbers ==============================================================================================
+
+// >> 15 Formats -------------------------------------------------------------------------------------------------------
+// f32, f16, bf16: rows. Quantised matrices are tiles of 16 rows; a tile is one unit for each group of 32 columns, so that a
+// 4-byte broadcast of activations times 64 bytes of weights is one step for 16 outputs on every ISA:
+//
+//     q8_0, 544 bytes   8 x 64: step k, row r, column c at 64 k + 4 r + c: int8 of column 4 k + c   | 16 x f16 scale
+//     q4_0, 288 bytes   4 x 64: the low nibble belongs to step 2 j, the high one to step 2 j + 1    | 16 x f16 scale
+//     q4_1, 320 bytes   the same                                                                    | scale | 16 x f16 minimum
+//
+// value = scale q (q8_0), scale (q - 8) (q4_0), scale q + minimum (q4_1). Missing rows and columns are stored as zeros.
+
+static uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+static float of_bits(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+static uint32_t load_u16(const unsigned char* p) { return static_cast<uint32_t>(p[0]) | static_cast<uint32_t>(p[1]) << 8; }
+static uint32_t load_u32(const unsigned char* p) { return load_u16(p) | load_u16(p + 2) << 16; }
+static uint64_t load_u64(const unsigned char* p) { return load_u32(p) | static_cast<uint64_t>(load_u32(p + 4)) << 32; }
+static float load_f32(const unsigned char* p) { return of_bits(load_u32(p)); }
+static void store_u16(unsigned char* p, uint32_t x)
+{
+    p[0] = static_cast<unsigned char>(x);
+    p[1] = static_cast<unsigned char>(x >> 8);
+}
+
+static void store_f32(unsigned char* p, float x)
+{
+    store_u16(p, bits_of(x));
+    store_u16(p + 2, bits_of(x) >> 16);
+}
+
+TRANSFORMER_API float f16_to_f32(uint16_t half)
+{
+    const uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 1023u;
+    if (exponent == 0) {
+        const float tiny = static_cast<float>(fraction) * 5.9604644775390625e-8f;       // fraction * 2^-24, exact
+        return sign ? -tiny : tiny;
+    }
+    return of_bits(sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13);
+}
+TRANSFORMER_API uint16_t f32_to_f16(float value)
+{
+    const uint32_t u = bits_of(value), sign = u >> 16 & 0x8000u, magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7bffu);         // rounds beyond 65504: saturate
+    if (magnitude < 0x38800000u)                               // below 2^-14: the sum rounds at 2^-24, half to even
+        return static_cast<uint16_t>(sign | (bits_of(of_bits(magnitude) + 0.5f) - 0x3f000000u));
+    const uint32_t even = magnitude >> 13 & 1;
+    return static_cast<uint16_t>(sign | (magnitude - 0x38000000u + 0xfffu + even) >> 13);
+}
+TRANSFORMER_API float bf16_to_f32(uint16_t half) { return of_bits(static_cast<uint32_t>(half) << 16); }
+TRANSFORMER_API uint16_t f32_to_bf16(float value)
+{
+    const uint32_t u = bits_of(value);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(u >> 16 | 0x40u);
+    return static_cast<uint16_t>((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+}
+
+static int32_t to_int(float x, int32_t low, int32_t high)      // nearest, half to even, clamped; NaN gives low
+{
+    if (!(x > static_cast<float>(low))) return low;
+    if (x > static_cast<float>(high)) return high;
+    return static_cast<int32_t>(bits_of(x + 12582912.0f) - 0x4b400000u);                // 1.5 * 2^23: the integer in the low bits
+}
+
+TRANSFORMER_API void quantize_tile(DType type, const float* rows, uint32_t n_rows, uint32_t cols, unsigned char* tile)
+{
+    const uint32_t unit = unit_bytes(type), quants = type == DType::q8_0 ? 512 : 256;
+    memset(tile, 0, (cols + 31) / 32 * static_cast<size_t>(unit));
+    for (uint32_t g = 0; g * 32 < cols; g++)
+        for (uint32_t r = 0; r < n_rows; r++) {
+            unsigned char* const u = tile + static_cast<size_t>(g) * unit;
+            float x[32] = {}, low = 0, high = 0;
+            memcpy(x, rows + static_cast<size_t>(r) * cols + g * 32, least(32u, cols - g * 32) * sizeof(float));
+            if (type == DType::q4_1) low = high = x[0];
+            for (float v : x) {
+                low = least(v, low);
+                high = most(v, high);
+            }
+            const float extreme = -low > high ? low : high;    // q4_0 spends its 16th value on the side that reaches farther
+            const float step = type == DType::q8_0 ? (extreme < 0 ? -extreme : extreme) / 127.0f
+                             : type == DType::q4_0 ? extreme / -8.0f : (high - low) / 15.0f;
+            const uint16_t scale = f32_to_f16(step), minimum = f32_to_f16(low);
+            const float s = f16_to_f32(scale), m = f16_to_f32(minimum);
+            for (uint32_t c = 0; c < 32; c++) {
+                const bool zero = !(s > 0 || s < 0);
+                if (type == DType::q8_0) {
+                    u[c / 4 * 64 + 4 * r + c % 4] = static_cast<unsigned char>(zero ? 0 : to_int(x[c] / s, -127, 127));
+                    continue;
+                }
+                const int32_t q = type == DType::q4_0 ? (zero ? 8 : to_int(x[c] / s + 8.0f, 0, 15)) : zero ? 0 : to_int((x[c] - m) / s, 0, 15);
+                u[c / 8 * 64 + 4 * r + c % 4] |= static_cast<unsigned char>(c % 8 < 4 ? q : q << 4);
+            }
+            store_u16(u + quants + 2 * r, scale);
+            if (type == DType::q4_1) store_u16(u + quants + 32 + 2 * r, minimum);
+        }
+}
+
+TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t row, float* out)
+{
+    const uint32_t unit = unit_bytes(w.dtype);
+    const unsigned char* p = w.data + matrix * matrix_bytes(w.dtype, w.rows, w.cols);
+    if (!is_quantised(w.dtype)) {
+        p += uint64_t{row} * w.cols * unit;
+        for (uint32_t c = 0; c < w.cols; c++) {
+            const uint16_t half = static_cast<uint16_t>(load_u16(p + uint64_t{c} * unit));
+            out[c] = w.dtype == DType::f32 ? load_f32(p + uint64_t{c} * 4) : w.dtype == DType::f16 ? f16_to_f32(half) : bf16_to_f32(half);
+        }
+        return;
+    }
+    const uint32_t r = row % 16, quants = w.dtype == DType::q8_0 ? 512 : 256;
+    p += row / 16 * ((uint64_t{w.cols} + 31) / 32) * unit;
+    for (uint32_t c = 0; c < w.cols; c++) {
+        const unsigned char* const u = p + uint64_t{c} / 32 * unit;
+        const uint32_t k = c % 32;
+        const float s = f16_to_f32(static_cast<uint16_t>(load_u16(u + quants + 2 * r)));
+        if (w.dtype == DType::q8_0) {
+            out[c] = s * static_cast<float>(static_cast<int8_t>(u[k / 4 * 64 + 4 * r + k % 4]));
+            continue;
+        }
+        const uint32_t byte = u[k / 8 * 64 + 4 * r + k % 4];
+        const int32_t q = static_cast<int32_t>(k % 8 < 4 ? byte & 15 : byte >> 4);
+        out[c] = w.dtype == DType::q4_0 ? s * static_cast<float>(q - 8)
+                                        : s * static_cast<float>(q) + f16_to_f32(static_cast<uint16_t>(load_u16(u + quants + 32 + 2 * r)));
+    }
+}
+
+// >> 16 Mathematics ---------------------------------------------------------------------------------------------------
+// Our own, over + - * / only, so that every libm gives the same bits. The vector exp stands in >> 19 Kernels.
+
+static float sqrt_f32(float x)                                 // correctly rounded, bit by bit: one a row, so speed is no matter
+{
+    uint32_t u = bits_of(x);
+    if (!(x > 0) || u >= 0x7f800000u) return x < 0 ? of_bits(0x7fc00000u) : x;
+    int32_t e = static_cast<int32_t>(u >> 23);
+    if (e == 0) {                                              // subnormal: scale by 2^24 and take 2^12 off the root
+        u = bits_of(x * 16777216.0f);
+        e = static_cast<int32_t>(u >> 23) - 24;
+    }
+    e -= 127;
+    uint32_t m = (u & 0x7fffffu) | 0x800000u, root = 0, rest = 0;
+    if (e & 1) m <<= 1;
+    e = (e - (e & 1)) / 2;
+    for (int i = 0; i < 25; i++) {                             // 24 bits of the root and one to round by
+        rest = rest << 2 | (m >> 23 & 3);
+        m = m << 2 & 0x1ffffffu;
+        const uint32_t trial = root << 2 | 1;
+        root <<= 1;
+        if (rest >= trial) {
+            rest -= trial;
+            root |= 1;
+        }
+    }
+    root = (root >> 1) + (root & 1);                           // never a tie: a root has at most 24 bits or is irrational
+    return of_bits((static_cast<uint32_t>(e + 127) << 23) + (root - 0x800000u));
+}
+
+static double of_bits64(uint64_t u) { double x; memcpy(&x, &u, 8); return x; }
+static uint64_t bits_of64(double x) { uint64_t u; memcpy(&u, &x, 8); return u; }
+
+static double exp_f64(double x)                                // |x| < 700; Taylor series on [-ln 2 / 2, ln 2 / 2]
+{
+    const double magic = 6755399441055744.0, n = x * 1.4426950408889634 + magic;
+    const double k = n - magic, r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10;
+    double sum = 1, term = 1;
+    for (int i = 1; i < 16; i++) {
+        term = term * r / i;
+        sum += term;
+    }
+    return sum * of_bits64((bits_of64(n) << 52) + (uint64_t{1023} << 52));
+}
+static double log_f64(double x)                                // x > 0, normal: 2 artanh((m - 1) / (m + 1)) + e ln 2
+{
+    const uint64_t u = bits_of64(x);
+    int64_t e = static_cast<int64_t>(u >> 52) - 1023;
+    double m = of_bits64((u & 0xfffffffffffffu) | uint64_t{1023} << 52);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        e++;
+    }
+    const double s = (m - 1) / (m + 1), q = s * s;
+    double sum = 0, power = s;
+    for (int i = 1; i < 26; i += 2) {
+        sum += power / i;
+        power *= q;
+    }
+    return 2 * sum + static_cast<double>(e) * 0.6931471805599453;
+}
+static float log_f32(float x) { return static_cast<float>(log_f64(static_cast<double>(x))); }
+
+static void cos_sin(double x, float* cosine, float* sine)      // |x| < 2^31; Taylor series on [-pi/4, pi/4]
+{
+    const double magic = 6755399441055744.0, n = x * 0.63661977236758134 + magic, k = n - magic;
+    const double r = (x - k * 1.5707963267341256) - k * 6.0771005065061922e-11, q = r * r;
+    double c = 1, s = r, tc = 1, ts = r;
+    for (int i = 1; i < 9; i++) {
+        tc = -tc * q / ((2 * i - 1) * (2 * i));
+        ts = -ts * q / ((2 * i) * (2 * i + 1));
+        c += tc;
+        s += ts;
+    }
+    const uint64_t turn = bits_of64(n) & 3;
+    const double a = turn & 1 ? s : c, b = turn & 1 ? c : s;
+    *cosine = static_cast<float>(turn == 1 || turn == 2 ? -a : a);
+    *sine = static_cast<float>(turn >= 2 ? -b : b);
+}
+
+// a * b + c with one rounding. Where the target has no such instruction: the product is exact in double, the sum is rounded
+// to odd there, so that the second rounding cannot go wrong.
+static inline float fused(float a, float b, float c)
+{
+    if (has_fma) return __builtin_fmaf(a, b, c);
+    const double p = static_cast<double>(a) * static_cast<double>(b), z = static_cast<double>(c), sum = p + z;
+    const double back = sum - p, error = (p - (sum - back)) + (z - back);
+    uint64_t u = bits_of64(sum);
+    if ((error > 0 || error < 0) && !(u & 1)) u += (error > 0) == (sum > 0) ? uint64_t{1} : ~uint64_t{0};
+    return static_cast<float>(of_bits64(u));
+}
+
+// >> 17 Products ------------------------------------------------------------------------------------------------------
+// y = W x + b. Against plain weights x stays f32: 16 partial sums of fused multiply-adds by column % 16, then a fixed tree.
+// Against quantised ones x is rounded once to 8 bits with a scale for 32 values; the dot product of a group is exact in
+// int32, then acc += float(dot) * (scale_w * scale_x), separately rounded, in ascending order of the groups.
+
+struct ProductJob {
+    const unsigned char* w;                                    // the matrix
+    const unsigned char* b;                                    // its bias or null
+    uint32_t rows, cols, first, last;                          // tiles first .. last - 1
+    const float* x;                                            // (n, cols), for plain weights
+    const Group* q;                                            // (n, ceil(cols / 32)), for quantised ones
+    uint32_t n;
+    float* y;                                                  // (n, rows)
+};
+
+struct ProductTask {
+    Session* s;
+    Rows x;
+    const Product* list;
+    uint32_t n;
+    uint64_t tiles;
+};
+
+static void product_slice(void* data, uint32_t slice)
+{
+    const ProductTask& task = *static_cast<const ProductTask*>(data);
+    const uint64_t slices = most(task.s->options.slices, 1u);
+    uint64_t begin = task.tiles * slice / slices, end = task.tiles * (slice + 1) / slices, base = 0;
+    for (uint32_t i = 0; i < task.n; i++) {
+        const Product& p = task.list[i];
+        const Tensor& w = p.w->w;
+        const uint64_t tiles = (uint64_t{w.rows} + 15) / 16;
+        const uint64_t first = most(begin, base), last = least(end, base + tiles);
+        if (first < last) {
+            ProductJob job;
+            job.w = w.data + p.matrix * matrix_bytes(w.dtype, w.rows, w.cols);
+            job.b = p.w->b ? p.w->b.data + uint64_t{p.matrix} * w.rows * 4 : nullptr;
+            job.rows = w.rows;
+            job.cols = w.cols;
+            job.first = static_cast<uint32_t>(first - base);
+            job.last = static_cast<uint32_t>(last - base);
+            job.x = task.x.data;
+            job.q = static_cast<const Group*>(static_cast<const void*>(floats(*task.s, region_quantised)));
+            job.n = task.x.count;
+            job.y = p.y;
+            task.s->room->product[static_cast<uint32_t>(w.dtype)](job);
+        }
+        base += tiles;
+    }
+}
+
+static void products(Session& s, Rows x, const Product* list, uint32_t n)
+{
+    ProductTask task = {&s, x, list, n, 0};
+    bool quantised = false;
+    for (uint32_t i = 0; i < n; i++) {
+        task.tiles += (uint64_t{list[i].w->w.rows} + 15) / 16;
+        quantised = quantised || is_quantised(list[i].w->w.dtype);
+    }
+    const uint32_t groups = (x.dim + 31) / 32;
+    Group* const q = static_cast<Group*>(static_cast<void*>(floats(s, region_quantised)));
+    for (uint32_t t = 0; quantised && t < x.count; t++) s.room->quantise(x.data + uint64_t{t} * x.dim, x.dim, q + uint64_t{t} * groups);
+    parallel(s, task.tiles * 16 * x.dim * x.count > 65536, product_slice, &task);
+}
+
+static Rows linear(Session& s, const Linear& w, Rows x, float* y, uint32_t matrix)
+{
+    const Product p = {&w, matrix, y};
+    products(s, x, &p, 1);
+    return {y, x.count, w.w.rows};
+}
+
+static void parallel(Session& s, bool worth_it, Task task, void* data)
+{
+    const uint32_t n = most(s.options.slices, 1u);
+    if (worth_it && n > 1 && s.options.parallel_for) s.options.parallel_for(s.options.parallel_user, n, task, data);
+    else for (uint32_t i = 0; i < n; i++) task(data, i);
+}
+
+// >> 18 Rooms ---------------------------------------------------------------------------------------------------------
+// An ISA is one struct of words: vectors of `lanes` floats (f32) and int32 (i32), and bytes of weights for as many rows. No
+// intrinsic stands elsewhere. The kernels below are compiled once a room by letting the header include itself between the
+// pragmas that switch the target; so a plain -O2 build has every room, and start() picks one at run time. 16 accumulators
+// are always 16 / lanes vectors, so that sums have one order.
+
+struct Scalar {
+    static constexpr uint32_t lanes = 1;
+    typedef float f32;
+    typedef int32_t i32;
+    typedef const unsigned char* bytes;
+    static constexpr const char* name() { return "scalar"; }
+    static f32 zero() { return 0; }
+    static f32 set(float x) { return x; }
+    static f32 load(const float* p) { return *p; }
+    static f32 load_f32(const unsigned char* p) { return TRANSFORMER_NAMESPACE::load_f32(p); }
+    static f32 load_f16(const unsigned char* p) { return f16_to_f32(static_cast<uint16_t>(load_u16(p))); }
+    static f32 load_bf16(const unsigned char* p) { return bf16_to_f32(static_cast<uint16_t>(load_u16(p))); }
+    static void store(float* p, f32 x) { *p = x; }
+    static f32 add(f32 a, f32 b) { return a + b; }
+    static f32 sub(f32 a, f32 b) { return a - b; }
+    static f32 mul(f32 a, f32 b) { return a * b; }
+    static f32 div(f32 a, f32 b) { return a / b; }
+    static f32 fma(f32 a, f32 b, f32 c) { return fused(a, b, c); }
+    static f32 less(f32 a, f32 b, f32 yes, f32 no) { return a < b ? yes : no; }         // NaN: no
+    static f32 power(f32 n) { return of_bits((bits_of(n) << 23) + (127u << 23)); }      // 2^k of n = k + 1.5 * 2^23
+    static float sum(const f32* a)                             // of 16 lanes, the fixed tree
+    {
+        f32 x[8];
+        for (int i = 0; i < 8; i++) x[i] = a[i] + a[i + 8];
+        for (int w = 4; w; w /= 2)
+            for (int i = 0; i < w; i++) x[i] += x[i + w];
+        return x[0];
+    }
+    static float largest(const f32* a)                         // of 16 lanes without NaN
+    {
+        f32 m = a[0];
+        for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
+        return m;
+    }
+    static i32 izero() { return 0; }
+    static i32 iset(int32_t x) { return x; }
+    static f32 to_float(i32 x) { return static_cast<float>(x); }
+    static i32 magnitude(f32 x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
+    static i32 imax(i32 a, i32 b) { return a > b ? a : b; }
+    static int32_t ilargest(const i32* a)                      // of 16 lanes
+    {
+        i32 m = a[0];
+        for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
+        return m;
+    }
+    static void store_i8(int8_t* p, f32 n) { *p = static_cast<int8_t>(bits_of(n) & 255u); }   // low byte of n = k + 1.5 * 2^23
+    // Four columns of weights times four activations, summed: signed bytes, or nibbles (0 .. 15) of them.
+    static bytes load_bytes(const unsigned char* p) { return p; }
+    static i32 dot(i32 acc, bytes w, const int8_t* x)
+    {
+        for (int i = 0; i < 4; i++) acc += static_cast<int8_t>(w[i]) * x[i];
+        return acc;
+    }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    {
+        for (int i = 0; i < 4; i++) acc += (w[i] & 15) * x[i];
+        return acc;
+    }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x)
+    {
+        for (int i = 0; i < 4; i++) acc += (w[i] >> 4) * x[i];
+        return acc;
+    }
+};
+#define TRANSFORMER_UNROLL
+
+#if TRANSFORMER_X86
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+struct Avx2 {
+    static constexpr uint32_t lanes = 8;
+    typedef __m256 f32;
+    typedef __m256i i32;
+    typedef __m256i bytes;
+    static constexpr const char* name() { return "avx2"; }
+    static f32 zero() { return _mm256_setzero_ps(); }
+    static f32 set(float x) { return _mm256_set1_ps(x); }
+    static f32 load(const float* p) { return _mm256_loadu_ps(p); }
+    static f32 load_f32(const unsigned char* p) { return _mm256_castsi256_ps(load_bytes(p)); }
+    static f32 load_f16(const unsigned char* p) { return _mm256_cvtph_ps(half(p)); }
+    static f32 load_bf16(const unsigned char* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16)); }
+    static void store(float* p, f32 x) { _mm256_storeu_ps(p, x); }
+    static f32 add(f32 a, f32 b) { return _mm256_add_ps(a, b); }
+    static f32 sub(f32 a, f32 b) { return _mm256_sub_ps(a, b); }
+    static f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
+    static f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
+    static f32 fma(f32 a, f32 b, f32 c) { return _mm256_fmadd_ps(a, b, c); }
+    static f32 less(f32 a, f32 b, f32 yes, f32 no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+    static f32 power(f32 n) { return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(n), 23), iset(127 << 23))); }
+    static float sum(const f32* a)
+    {
+        const f32 x = _mm256_add_ps(a[0], a[1]);
+        const __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 z = _mm_add_ps(y, _mm_movehl_ps(y, y));
+        return _mm_cvtss_f32(_mm_add_ss(z, _mm_shuffle_ps(z, z, 1)));
+    }
+    static float largest(const f32* a)
+    {
+        const f32 x = _mm256_max_ps(a[0], a[1]);
+        const __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 z = _mm_max_ps(y, _mm_movehl_ps(y, y));
+        return _mm_cvtss_f32(_mm_max_ss(z, _mm_shuffle_ps(z, z, 1)));
+    }
+    static i32 izero() { return _mm256_setzero_si256(); }
+    static i32 iset(int32_t x) { return _mm256_set1_epi32(x); }
+    static f32 to_float(i32 x) { return _mm256_cvtepi32_ps(x); }
+    static i32 magnitude(f32 x) { return _mm256_and_si256(_mm256_castps_si256(x), iset(0x7fffffff)); }
+    static i32 imax(i32 a, i32 b) { return _mm256_max_epi32(a, b); }
+    static int32_t ilargest(const i32* a)
+    {
+        const i32 x = _mm256_max_epi32(a[0], a[1]);
+        const __m128i y = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+        const __m128i z = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+        return _mm_cvtsi128_si32(_mm_max_epi32(z, _mm_shuffle_epi32(z, 0xb1)));
+    }
+    static void store_i8(int8_t* p, f32 n)
+    {
+        const i32 low = _mm256_shuffle_epi8(_mm256_castps_si256(n), iset(0x0c080400));  // the low bytes of four lanes
+        const int32_t x[2] = {_mm256_extract_epi32(low, 0), _mm256_extract_epi32(low, 4)};
+        memcpy(p, x, 8);
+    }
+    static bytes load_bytes(const unsigned char* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p))); }
+    static i32 dot(i32 acc, bytes w, const int8_t* x)          // |w| x sign(w): sums of two fit in 16 bits, since |x| <= 127
+    {
+        return widen(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four(x), w)));
+    }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    {
+        return widen(acc, _mm256_maddubs_epi16(_mm256_and_si256(w, _mm256_set1_epi8(15)), four(x)));
+    }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
+
+private:
+    static __m128i half(const unsigned char* p) { return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p))); }
+    static i32 four(const int8_t* x) { int32_t v; memcpy(&v, x, 4); return iset(v); }
+    static i32 widen(i32 acc, i32 pairs) { return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
+};
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+#if TRANSFORMER_NEON
+struct Neon {
+    static constexpr uint32_t lanes = 4;
+    typedef float32x4_t f32;
+    typedef int32x4_t i32;
+    typedef int8x16_t bytes;
+    static constexpr const char* name() { return "neon"; }
+    static f32 zero() { return vdupq_n_f32(0); }
+    static f32 set(float x) { return vdupq_n_f32(x); }
+    static f32 load(const float* p) { return vld1q_f32(p); }
+    static f32 load_f32(const unsigned char* p) { return vreinterpretq_f32_u8(vld1q_u8(p)); }
+    static f32 load_f16(const unsigned char* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+    static f32 load_bf16(const unsigned char* p) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); }
+    static void store(float* p, f32 x) { vst1q_f32(p, x); }
+    static f32 add(f32 a, f32 b) { return vaddq_f32(a, b); }
+    static f32 sub(f32 a, f32 b) { return vsubq_f32(a, b); }
+    static f32 mul(f32 a, f32 b) { return vmulq_f32(a, b); }
+    static f32 div(f32 a, f32 b) { return vdivq_f32(a, b); }
+    static f32 fma(f32 a, f32 b, f32 c) { return vfmaq_f32(c, a, b); }
+    static f32 less(f32 a, f32 b, f32 yes, f32 no) { return vbslq_f32(vcltq_f32(a, b), yes, no); }
+    static f32 power(f32 n) { return vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(n), 23), iset(127 << 23))); }
+    static float sum(const f32* a)
+    {
+        const f32 x = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
+        const float32x2_t y = vadd_f32(vget_low_f32(x), vget_high_f32(x));
+        return vget_lane_f32(y, 0) + vget_lane_f32(y, 1);
+    }
+    static float largest(const f32* a) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a[0], a[1]), vmaxq_f32(a[2], a[3]))); }
+    static i32 izero() { return vdupq_n_s32(0); }
+    static i32 iset(int32_t x) { return vdupq_n_s32(x); }
+    static f32 to_float(i32 x) { return vcvtq_f32_s32(x); }
+    static i32 magnitude(f32 x) { return vandq_s32(vreinterpretq_s32_f32(x), iset(0x7fffffff)); }
+    static i32 imax(i32 a, i32 b) { return vmaxq_s32(a, b); }
+    static int32_t ilargest(const i32* a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a[0], a[1]), vmaxq_s32(a[2], a[3]))); }
+    static void store_i8(int8_t* p, f32 n)
+    {
+        const int16x4_t x = vmovn_s32(vreinterpretq_s32_f32(n));
+        vst1_lane_s32(static_cast<int32_t*>(static_cast<void*>(p)), vreinterpret_s32_s8(vmovn_s16(vcombine_s16(x, x))), 0);
+    }
+    static bytes load_bytes(const unsigned char* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+    static i32 dot(i32 acc, bytes w, const int8_t* x)
+    {
+        const bytes v = four(x);
+        const i32 a = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(v))), b = vpaddlq_s16(vmull_high_s8(w, v));
+        return vaddq_s32(acc, vpaddq_s32(a, b));
+    }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return dot(acc, vandq_s8(w, vdupq_n_s8(15)), x); }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot(acc, vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)), x); }
+
+private:
+    static bytes four(const int8_t* x) { int32_t v; memcpy(&v, x, 4); return vreinterpretq_s8_s32(iset(v)); }
+};
+#endif
+
+}  // namespace TRANSFORMER_NAMESPACE
+
+#define TRANSFORMER_IMPLEMENTING
+#define TRANSFORMER_ROOM TRANSFORMER_BASE_ROOM
+#define TRANSFORMER_ROOM_SPACE base_room
+#endif  // TRANSFORMER_IMPLEMENTATION, its first half
+#endif  // !TRANSFORMER_ROOM_PASS
+
+// >> 19 Kernels -------------------------------------------------------------------------------------------------------
+// Written once over a room's words V; this part is what the header includes of itself, once a room.
+#if defined(TRANSFORMER_IMPLEMENTING)
+namespace TRANSFORMER_NAMESPACE {
+namespace TRANSFORMER_ROOM_SPACE {
+
+typedef TRANSFORMER_ROOM V;
+static constexpr uint32_t lanes = V::lanes, vectors = 16 / lanes;        // vectors that hold 16 lanes
+
+static inline V::f32 exp_of(V::f32 x)                          // 2^k (1 + r + r^2 P(r)), r = x - k ln 2; 0 below -87
+{
+    x = V::less(V::set(88.0f), x, V::set(88.0f), x);
+    const V::f32 n = V::add(V::mul(x, V::set(1.44269504f)), V::set(12582912.0f)), k = V::sub(n, V::set(12582912.0f));
+    const V::f32 r = V::sub(V::sub(x, V::mul(k, V::set(0.693359375f))), V::mul(k, V::set(-2.12194440e-4f)));
+    V::f32 p = V::set(0.00139508082f);
+    p = V::add(V::mul(p, r), V::set(0.00836907327f));
+    p = V::add(V::mul(p, r), V::set(0.0416662022f));
+    p = V::add(V::mul(p, r), V::set(0.166665167f));
+    p = V::add(V::mul(p, r), V::set(0.5f));
+    p = V::add(V::add(V::mul(V::mul(r, r), p), r), V::set(1.0f));
+    return V::less(x, V::set(-87.0f), V::zero(), V::mul(p, V::power(n)));
+}
+static inline V::f32 negative(V::f32 x) { return V::sub(V::zero(), x); }
+static inline V::f32 magnitude_of(V::f32 x) { return V::less(x, V::zero(), negative(x), x); }
+static inline V::f32 with_sign(V::f32 x, V::f32 sign) { return V::less(sign, V::zero(), negative(x), x); }
+static inline V::f32 sigmoid_times(V::f32 x, V::f32 z) { return V::div(x, V::add(V::set(1.0f), exp_of(negative(z)))); }
+
+static inline V::f32 tanh_of(V::f32 x)
+{
+    const V::f32 t = magnitude_of(x), q = V::mul(x, x);
+    V::f32 p = V::set(-0.00566078629f);
+    p = V::add(V::mul(p, q), V::set(0.0206020046f));
+    p = V::add(V::mul(p, q), V::set(-0.0537292287f));
+    p = V::add(V::mul(p, q), V::set(0.133313283f));
+    p = V::add(V::mul(p, q), V::set(-0.333332777f));
+    const V::f32 wide = V::sub(V::set(1.0f), V::div(V::set(2.0f), V::add(exp_of(V::add(t, t)), V::set(1.0f))));
+    return V::less(t, V::set(0.625f), V::add(x, V::mul(V::mul(x, q), p)), with_sign(wide, x));
+}
+static inline V::f32 erf_of(V::f32 x)
+{
+    V::f32 t = magnitude_of(x);
+    const V::f32 q = V::mul(x, x);
+    V::f32 p = V::set(8.36230902e-5f);
+    p = V::add(V::mul(p, q), V::set(-0.000814148050f));
+    p = V::add(V::mul(p, q), V::set(0.00520099001f));
+    p = V::add(V::mul(p, q), V::set(-0.0268594138f));
+    p = V::add(V::mul(p, q), V::set(0.112836964f));
+    p = V::add(V::mul(p, q), V::set(-0.376126349f));
+    p = V::add(V::mul(p, q), V::set(0.128379166f));
+    const V::f32 narrow = V::add(x, V::mul(x, p));
+    t = V::less(V::set(4.0f), t, V::set(4.0f), t);
+    p = V::set(4.80651033e-6f);
+    p = V::add(V::mul(p, t), V::set(-4.40003824e-5f));
+    p = V::add(V::mul(p, t), V::set(-5.75109589e-5f));
+    p = V::add(V::mul(p, t), V::set(0.00295166601f));
+    p = V::add(V::mul(p, t), V::set(-0.0227082893f));
+    p = V::add(V::mul(p, t), V::set(0.105294436f));
+    p = V::add(V::mul(p, t), V::set(0.635609269f));
+    p = V::add(V::mul(p, t), V::set(0.128555119f));
+    const V::f32 wide = V::sub(V::set(1.0f), exp_of(negative(V::add(t, V::mul(t, p)))));
+    return V::less(t, V::set(0.92f), narrow, with_sign(wide, x));
+}
+
+static inline V::f32 activation_of(Activation kind, V::f32 x)
+{
+    const V::f32 positive = V::less(x, V::zero(), V::zero(), x);
+    switch (kind) {
+    case Activation::relu: return positive;
+    case Activation::relu_squared: return V::mul(positive, positive);
+    case Activation::gelu: return V::mul(V::mul(V::set(0.5f), x), V::add(V::set(1.0f), erf_of(V::mul(x, V::set(0.707106781f)))));
+    case Activation::gelu_tanh: {                              // 0.5 x (1 + tanh u) = x sigmoid(2 u)
+        const V::f32 cube = V::mul(V::mul(x, x), x);
+        return sigmoid_times(x, V::mul(V::set(1.59576912f), V::add(x, V::mul(V::set(0.044715f), cube))));
+    }
+    case Activation::quick_gelu: return sigmoid_times(x, V::mul(V::set(1.702f), x));
+    case Activation::tanh: return tanh_of(x);
+    default: return sigmoid_times(x, x);
+    }
+}
+
+// 16 floats from x + i on; past n the rest is `fill`, through the caller's buffer.
+static inline const float* chunk(const float* x, uint64_t i, uint64_t n, float fill, float* buffer)
+{
+    if (i + 16 <= n) return x + i;
+    for (uint64_t k = 0; k < 16; k++) buffer[k] = i + k < n ? x[i + k] : fill;
+    return buffer;
+}
+static inline const unsigned char* chunk(const unsigned char* x, uint64_t i, uint64_t n, uint32_t bytes, unsigned char* buffer)
+{
+    if (i + 16 <= n) return x + i * bytes;
+    memset(buffer, 0, 64);
+    memcpy(buffer, x + i * bytes, static_cast<size_t>((n - i) * bytes));
+    return buffer;
+}
+static inline void put(float* y, uint64_t i, uint64_t n, const V::f32* x)
+{
+    float buffer[16];
+    float* const to = i + 16 <= n ? y + i : buffer;
+    for (uint32_t r = 0; r < vectors; r++) V::store(to + r * lanes, x[r]);
+    for (uint64_t k = 0; to == buffer && i + k < n; k++) y[i + k] = buffer[k];
+}
+
+static void activate(Activation kind, float* x, uint64_t n)
+{
+    float buffer[16];
+    V::f32 y[vectors];
+    for (uint64_t i = 0; i < n; i += 16) {
+        const float* const from = chunk(x, i, n, 0, buffer);
+        for (uint32_t r = 0; r < vectors; r++) y[r] = activation_of(kind, V::load(from + r * lanes));
+        put(x, i, n, y);
+    }
+}
+
+// x = a x + b y; the plain sums and products of rows are the same loop
+static void merge(float* x, float a, const float* y, float b, uint32_t n)
+{
+    uint32_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        V::store(x + i, V::add(V::mul(V::load(x + i), V::set(a)), V::mul(V::load(y + i), V::set(b))));
+    for (; i < n; i++) x[i] = x[i] * a + y[i] * b;
+}
+static void add(float* x, const float* y, float scale, uint64_t n)
+{
+    uint64_t i = 0;
+    for (; i + lanes <= n; i += lanes) V::store(x + i, V::add(V::load(x + i), V::mul(V::set(scale), V::load(y + i))));
+    for (; i < n; i++) x[i] = x[i] + scale * y[i];
+}
+static void multiply(float* x, const float* y, uint64_t n)
+{
+    uint64_t i = 0;
+    for (; i + lanes <= n; i += lanes) V::store(x + i, V::mul(V::load(x + i), V::load(y + i)));
+    for (; i < n; i++) x[i] = x[i] * y[i];
+}
+
+static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps, float* y)
+{
+    const bool centred = has(Feature::layer_norm) && kind == NormKind::layer;
+    float buffer[16], mean = 0;
+    V::f32 acc[vectors];
+    for (int pass = centred ? 0 : 1; pass < 2; pass++) {       // 0: the mean, 1: the mean square around it
+        for (uint32_t r = 0; r < vectors; r++) acc[r] = V::zero();
+        for (uint32_t i = 0; i < n; i += 16) {
+            const float* const from = chunk(x, i, n, pass ? mean : 0.0f, buffer);
+            for (uint32_t r = 0; r < vectors; r++) {
+                const V::f32 v = V::load(from + r * lanes), u = V::sub(v, V::set(mean));
+                acc[r] = V::add(acc[r], pass ? V::mul(u, u) : v);
+            }
+        }
+        const float average = V::sum(acc) / static_cast<float>(n);
+        if (pass == 0) mean = average;
+        else {
+            const float scale = 1.0f / sqrt_f32(average + eps);
+            unsigned char bytes[64];
+            for (uint32_t i = 0; i < n; i += 16) {
+                const float* const from = chunk(x, i, n, 0.0f, buffer);
+                for (uint32_t r = 0; r < vectors; r++) acc[r] = V::mul(V::sub(V::load(from + r * lanes), V::set(mean)), V::set(scale));
+                const unsigned char* p = chunk(w, i, n, 4, bytes);
+                for (uint32_t r = 0; r < vectors; r++) acc[r] = V::mul(acc[r], V::load_f32(p + r * lanes * 4));
+                if (b) p = chunk(b, i, n, 4, bytes);
+                for (uint32_t r = 0; b && r < vectors; r++) acc[r] = V::add(acc[r], V::load_f32(p + r * lanes * 4));
+                put(y, i, n, acc);
+            }
+        }
+    }
+}
+
+// A group's scale is its largest magnitude / 127; a NaN or infinity makes it NaN, so that it cannot vanish.
+static void quantise(const float* x, uint32_t n, Group* out)
+{
+    float buffer[32];
+    for (uint32_t i = 0; i < n; i += 32, out++) {
+        const float* from = x + i;
+        if (i + 32 > n) {
+            for (uint32_t k = 0; k < 32; k++) buffer[k] = i + k < n ? x[i + k] : 0.0f;
+            from = buffer;
+        }
+        V::i32 m[vectors];
+        for (uint32_t r = 0; r < vectors; r++) m[r] = V::imax(V::magnitude(V::load(from + r * lanes)), V::magnitude(V::load(from + 16 + r * lanes)));
+        const uint32_t largest = static_cast<uint32_t>(V::ilargest(m));
+        const float top = of_bits(largest);
+        const bool nothing = largest >= 0x7f800000u || top < 1e-30f;
+        out->scale = largest >= 0x7f800000u ? of_bits(0x7fc00000u) : nothing ? 0.0f : top / 127.0f;
+        const V::f32 inverse = V::set(nothing ? 0.0f : 127.0f / top);
+        out->sum = 0;
+        if (nothing) memset(out->q, 0, 32);
+        else for (uint32_t k = 0; k < 32; k += lanes) V::store_i8(out->q + k, V::add(V::mul(V::load(from + k), inverse), V::set(12582912.0f)));
+        for (int8_t q : out->q) out->sum += q;
+    }
+}
+
+template <DType type> static inline V::f32 load_as(const unsigned char* p)
+{
+    if constexpr (type == DType::f32) return V::load_f32(p);
+    else if constexpr (type == DType::f16) return V::load_f16(p);
+    else return V::load_bf16(p);
+}
+
+// Dot products of NR rows of plain weights with NT rows of activations: out[row][token].
+template <DType type, uint32_t NR, uint32_t NT>
+static inline void dots(const unsigned char* w, uint32_t cols, const float* x, float out[NR][NT])
+{
+    constexpr uint32_t bytes = unit_bytes(type);
+    const uint64_t row = uint64_t{cols} * bytes;
+    V::f32 acc[NR][NT][vectors];
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++)
+        TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < vectors; r++) acc[i][t][r] = V::zero();
+    uint32_t k = 0;
+    for (; k + 16 <= cols; k += 16)
+        TRANSFORMER_UNROLL for (uint32_t r = 0; r < vectors; r++) {
+            V::f32 v[NT];
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) v[t] = V::load(x + uint64_t{t} * cols + k + r * lanes);
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++) {
+                const V::f32 u = load_as<type>(w + i * row + uint64_t{k + r * lanes} * bytes);
+                TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) acc[i][t][r] = V::fma(u, v[t], acc[i][t][r]);
+            }
+        }
+    if (k < cols) {
+        float tail[16];
+        unsigned char weights[64];
+        for (uint32_t t = 0; t < NT; t++) {
+            const float* const v = chunk(x + uint64_t{t} * cols, k, cols, 0, tail);
+            for (uint32_t i = 0; i < NR; i++) {
+                const unsigned char* const u = chunk(w + i * row, k, cols, bytes, weights);
+                for (uint32_t r = 0; r < vectors; r++) acc[i][t][r] = V::fma(load_as<type>(u + r * lanes * bytes), V::load(v + r * lanes), acc[i][t][r]);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < NR; i++)
+        for (uint32_t t = 0; t < NT; t++) out[i][t] = V::sum(acc[i][t]);
+}
+
+template <DType type, uint32_t NR, uint32_t NT> static void plain_rows(const ProductJob& j, uint32_t row, uint32_t t)
+{
+    float out[NR][NT];
+    dots<type, NR, NT>(j.w + uint64_t{row} * j.cols * unit_bytes(type), j.cols, j.x + uint64_t{t} * j.cols, out);
+    for (uint32_t i = 0; i < NR; i++)
+        for (uint32_t k = 0; k < NT; k++)
+            j.y[uint64_t{t + k} * j.rows + row + i] = j.b ? out[i][k] + load_f32(j.b + uint64_t{row + i} * 4) : out[i][k];
+}
+
+template <DType type> static void product_plain(const ProductJob& j)
+{
+    constexpr uint32_t many = lanes > 1 ? 4 : 1, some = lanes > 1 ? 2 : 1;
+    const uint32_t last = least(j.last * 16, j.rows);
+    for (uint32_t row = j.first * 16; row < last;) {
+        const uint32_t step = j.n >= some && row + some <= last ? some : row + many <= last ? many : 1;
+        uint32_t t = 0;
+        if (step == some) for (; t + some <= j.n; t += some) plain_rows<type, some, some>(j, row, t);
+        for (; t < j.n; t++) {
+            if (step == some) plain_rows<type, some, 1>(j, row, t);
+            else if (step == many) plain_rows<type, many, 1>(j, row, t);
+            else plain_rows<type, 1, 1>(j, row, t);
+        }
+        row += step;
+    }
+}
+
+// One tile of 16 rows with NT rows of quantised activations.
+template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t t)
+{
+    constexpr uint32_t unit = unit_bytes(type), quants = type == DType::q8_0 ? 512 : 256;
+    const uint32_t groups = (j.cols + 31) / 32;
+    const unsigned char* const w = j.w + uint64_t{index} * groups * unit;
+    const Group* const x = j.q + uint64_t{t} * groups;
+    float out[NT][16];
+    for (uint32_t part = 0; part < vectors; part++) {
+        V::f32 acc[NT];
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) acc[k] = V::zero();
+        for (uint32_t g = 0; g < groups; g++) {
+            const unsigned char* const u = w + uint64_t{g} * unit;
+            V::i32 d[NT];
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+                d[k] = type == DType::q4_0 ? V::iset(-8 * x[uint64_t{k} * groups + g].sum) : V::izero();
+            TRANSFORMER_UNROLL for (uint32_t step = 0; step < quants / 64; step++) {
+                const V::bytes b = V::load_bytes(u + 64 * step + part * lanes * 4);
+                TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+                    const int8_t* const q = x[uint64_t{k} * groups + g].q;
+                    if constexpr (type == DType::q8_0) d[k] = V::dot(d[k], b, q + 4 * step);
+                    else d[k] = V::dot_high(V::dot_low(d[k], b, q + 8 * step), b, q + 8 * step + 4);
+                }
+            }
+            const V::f32 scale = V::load_f16(u + quants + part * lanes * 2);
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+                const Group& a = x[uint64_t{k} * groups + g];
+                acc[k] = V::add(acc[k], V::mul(V::to_float(d[k]), V::mul(scale, V::set(a.scale))));
+                if constexpr (type == DType::q4_1) {
+                    const V::f32 minimum = V::load_f16(u + quants + 32 + part * lanes * 2);
+                    acc[k] = V::add(acc[k], V::mul(V::set(static_cast<float>(a.sum)), V::mul(minimum, V::set(a.scale))));
+                }
+            }
+        }
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) V::store(out[k] + part * lanes, acc[k]);
+    }
+    const uint32_t row = index * 16, rows = least(16u, j.rows - row);
+    for (uint32_t k = 0; k < NT; k++) {
+        float* const y = j.y + uint64_t{t + k} * j.rows + row;
+        for (uint32_t r = 0; r < rows; r++) y[r] = j.b ? out[k][r] + load_f32(j.b + uint64_t{row + r} * 4) : out[k][r];
+    }
+}
+
+template <DType type> static void product_tiles(const ProductJob& j)
+{
+    constexpr uint32_t many = lanes > 1 ? 4 : 1;
+    for (uint32_t i = j.first; i < j.last; i++) {
+        uint32_t t = 0;
+        for (; t + many <= j.n; t += many) tile<type, many>(j, i, t);
+        for (; t < j.n; t++) tile<type, 1>(j, i, t);
+    }
+}
+
+static float dot(const float* x, const unsigned char* w, uint32_t n)
+{
+    float out[1][1];
+    dots<DType::f32, 1, 1>(w, n, x, out);
+    return out[0][0];
+}
+
+// Scores of NQ queries with the 16 keys of NT tiles: one chain of fused multiply-adds over d for each.
+template <DType type, uint32_t NQ, uint32_t NT>
+static inline void score_tiles(const float* const* q, uint32_t d, const unsigned char* k, float* s)
+{
+    constexpr uint32_t bytes = unit_bytes(type);
+    TRANSFORMER_UNROLL for (uint32_t r = 0; r < vectors; r++) {
+        V::f32 acc[NQ][NT];
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) acc[i][t] = V::zero();
+        for (uint32_t e = 0; e < d; e++) {
+            V::f32 v[NT];
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) v[t] = load_as<type>(k + ((uint64_t{t} * d + e) * 16 + r * lanes) * bytes);
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
+                const V::f32 u = V::set(q[i][e]);
+                TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) acc[i][t] = V::fma(u, v[t], acc[i][t]);
+            }
+        }
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) V::store(s + i * attention_block + t * 16 + r * lanes, acc[i][t]);
+    }
+}
+template <DType type, uint32_t NQ> static void scores_of(const float* const* q, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
+{
+    constexpr uint32_t many = lanes == 1 ? 1 : NQ > 1 ? 2 : 4;
+    const uint64_t tile_bytes = uint64_t{d} * 16 * unit_bytes(type);
+    uint32_t t = 0;
+    for (; t + many <= n_tiles; t += many) score_tiles<type, NQ, many>(q, d, k + t * tile_bytes, s + t * 16);
+    for (; many > 1 && t < n_tiles; t++) score_tiles<type, NQ, 1>(q, d, k + t * tile_bytes, s + t * 16);
+}
+
+// NQ weighted sums of value rows: one chain of fused multiply-adds over the keys for each element.
+template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
+{
+    constexpr uint32_t bytes = unit_bytes(type), width = lanes == 1 ? 1 : 2;
+    uint32_t e = 0;
+    for (; e + width * lanes <= dv; e += width * lanes) {
+        V::f32 acc[NQ][width];
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) acc[i][r] = V::zero();
+        for (uint32_t j = 0; j < n_keys; j++) {
+            V::f32 u[width];
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) u[r] = load_as<type>(v + (uint64_t{j} * dv + e + r * lanes) * bytes);
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
+                const V::f32 w = V::set(p[i * attention_block + j]);
+                TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) acc[i][r] = V::fma(w, u[r], acc[i][r]);
+            }
+        }
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) V::store(out + uint64_t{i} * dv + e + r * lanes, acc[i][r]);
+    }
+    for (; e < dv; e++)
+        for (uint32_t i = 0; i < NQ; i++) {
+            float acc = 0;
+            for (uint32_t j = 0; j < n_keys; j++) {
+                const unsigned char* const u = v + (uint64_t{j} * dv + e) * bytes;
+                acc = fused(p[i * attention_block + j], type == DType::f32 ? load_f32(u) : f16_to_f32(static_cast<uint16_t>(load_u16(u))), acc);
+            }
+            out[uint64_t{i} * dv + e] = acc;
+        }
+}
+
+template <DType type> static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
+{
+    if (lanes > 1 && n == 4) scores_of<type, (lanes > 1 ? 4 : 1)>(q, d, k, n_tiles, s);
+    else for (uint32_t i = 0; i < n; i++) scores_of<type, 1>(q + i, d, k, n_tiles, s + i * attention_block);
+}
+static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles, float* s)
+{
+    if (type == DType::f16) scores_type<DType::f16>(q, n, d, k, n_tiles, s);
+    else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
+}
+template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
+{
+    if (lanes > 1 && n == 4) mix_of<type, (lanes > 1 ? 4 : 1)>(p, n_keys, v, dv, out);
+    else for (uint32_t i = 0; i < n; i++) mix_of<type, 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+}
+static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
+{
+    if (type == DType::f16) mix_type<DType::f16>(p, n, n_keys, v, dv, out);
+    else mix_type<DType::f32>(p, n, n_keys, v, dv, out);
+}
+
+static void softmax(float* s, uint32_t n_tiles, float* m, float* l)
+{
+    V::f32 top[vectors], sum[vectors];
+    for (uint32_t r = 0; r < vectors; r++) {
+        top[r] = V::set(lowest_f32);
+        sum[r] = V::zero();
+    }
+    for (uint32_t t = 0; t < n_tiles; t++)
+        for (uint32_t r = 0; r < vectors; r++) {
+            const V::f32 x = V::load(s + t * 16 + r * lanes);
+            top[r] = V::less(top[r], x, x, top[r]);
+        }
+    *m = V::largest(top);
+    for (uint32_t t = 0; t < n_tiles; t++)
+        for (uint32_t r = 0; r < vectors; r++) {
+            const V::f32 p = exp_of(V::sub(V::load(s + t * 16 + r * lanes), V::set(*m)));
+            V::store(s + t * 16 + r * lanes, p);
+            sum[r] = V::add(sum[r], p);
+        }
+    *l = V::sum(sum);
+}
+
+static inline float first_lane(V::f32 x)
+{
+    float buffer[16];
+    V::store(buffer, x);
+    return buffer[0];
+}
+
+static constexpr Kernels kernels = {
+    V::name(),
+    {has(Feature::dense_weights) ? product_plain<DType::f32> : nullptr, has(Feature::dense_weights) ? product_plain<DType::f16> : nullptr,
+     has(Feature::dense_weights) ? product_plain<DType::bf16> : nullptr, has(Feature::quantised_weights) ? product_tiles<DType::q8_0> : nullptr,
+     has(Feature::quantised_weights) ? product_tiles<DType::q4_0> : nullptr, has(Feature::quantised_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
+    quantise, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
+
+}  // namespace TRANSFORMER_ROOM_SPACE
+}  // namespace TRANSFORMER_NAMESPACE
+#endif  // TRANSFORMER_IMPLEMENTING
+
+#if defined(TRANSFORMER_IMPLEMENTING) && !defined(TRANSFORMER_ROOM_PASS)
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+#define TRANSFORMER_ROOM_PASS
+#undef TRANSFORMER_UNROLL
+#if defined(__clang__)
+#define TRANSFORMER_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define TRANSFORMER_UNROLL _Pragma("GCC unroll 16")
+#else
+#define TRANSFORMER_UNROLL
+#endif
+
+#if TRANSFORMER_X86                                            // >> rooms beyond the first: one block each
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+#define TRANSFORMER_ROOM Avx2
+#define TRANSFORMER_ROOM_SPACE avx2_room
+#include TRANSFORMER_SELF
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#define TRANSFORMER_AVX2_KERNELS (TRANSFORMER_HAS_AVX2 ? &avx2_room::kernels : nullptr)
+#else
+#define TRANSFORMER_AVX2_KERNELS nullptr
+#endif
+
+#if TRANSFORMER_NEON
+#define TRANSFORMER_ROOM Neon
+#define TRANSFORMER_ROOM_SPACE neon_room
+#include TRANSFORMER_SELF
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+#define TRANSFORMER_NEON_KERNELS &neon_room::kernels
+#else
+#define TRANSFORMER_NEON_KERNELS nullptr
+#endif
+#undef TRANSFORMER_ROOM_PASS
+#undef TRANSFORMER_IMPLEMENTING
+
+namespace TRANSFORMER_NAMESPACE {
+
+static float exp_f32(float x) { return base_room::first_lane(base_room::exp_of(TRANSFORMER_BASE_ROOM::set(x))); }
+static float tanh_f32(float x) { return base_room::first_lane(base_room::tanh_of(TRANSFORMER_BASE_ROOM::set(x))); }
+
+static Isa base_isa(const char* name) { return name[0] == 's' ? Isa::scalar : name[0] == 'n' ? Isa::neon : Isa::avx2; }
+// The rooms of this build that this processor can run.
+static const Kernels* room_of(Isa isa)
+{
+    const Kernels* const avx2 = TRANSFORMER_AVX2_KERNELS;
+    const Kernels* const neon = TRANSFORMER_NEON_KERNELS;
+    const Kernels* const base = &base_room::kernels;
+    if (isa == Isa::best) return avx2 ? avx2 : neon ? neon : base;
+    return isa == base_isa(base->name) ? base : isa == Isa::avx2 ? avx2 : isa == Isa::neon ? neon : nullptr;
+}
+TRANSFORMER_API bool room_available(Isa isa) { return room_of(isa) != nullptr; }
+TRANSFORMER_API const char* room_name(const Session& s) { return s.room->name; }
+
+// ==== Part IV: Bytes =================================================================================================
+
+// >> 20 Checkpoint ----------------------------------------------------------------------------------------------------
+// Little-endian, used in place. All offsets count from the first byte; data is aligned to 64.
+//
+//     0    "TRNSFRMR"                               24   u64 offset of the vocabulary, 0: none
+//     8    u32 format version, 1                    32   u64 its bytes
+//     12   u32 number of tensors                    40   u32 number of config records, 2
+//     16   u64 bytes of the file                    44   20 bytes of zeros
+//     64   Config of the main stack (256 bytes)     320  Config of the encoder (n_layers 0: none)
+//     576  tensor table: 32 bytes each, ascending by stack, layer, role, bias
+//          u8 role (bit 7: bias)  u8 dtype  u8 stack (0 main, 1 encoder)  u8 0  u16 layer (0: the stack, i + 1: block i)
+//          u16 0  u32 rows  u32 cols  u32 count  u32 0  u64 offset
+//     ...  vocabulary (chunks, see enum Chunk), then the data
+//
+// Two entries may name the same bytes (a tied head, shared layers). Plain types are rows, quantised ones tiles (>> 15).
+
+constexpr uint32_t header_bytes = 64, config_bytes = 256, entry_bytes = 32, table_offset = header_bytes + 2 * config_bytes;
+static const char magic[9] = "TRNSFRMR";
+
+TRANSFORMER_API const char* role_name(uint32_t role)
+{
+#define TRANSFORMER_ROLE(name) #name,
+    static const char* const names[] = {TRANSFORMER_ROLES(TRANSFORMER_ROLE)};
+#undef TRANSFORMER_ROLE
+    role &= role_bias - 1u;
+    return role < static_cast<uint32_t>(Role::n_roles) ? names[role] : "unknown role";
+}
+
+struct Entry { uint32_t role, bias, dtype, stack, layer, rows, cols, count; uint64_t offset, key; };
+
+static Entry entry_at(const Model& m, uint32_t i)
+{
+    const unsigned char* const p = m.table + uint64_t{i} * entry_bytes;
+    Entry e;
+    e.role = p[0] & 0x7fu;
+    e.bias = p[0] >> 7;
+    e.dtype = p[1];
+    e.stack = p[2];
+    e.layer = load_u16(p + 4);
+    e.rows = load_u32(p + 8);
+    e.cols = load_u32(p + 12);
+    e.count = load_u32(p + 16);
+    e.offset = load_u64(p + 24);
+    e.key = uint64_t{e.stack} << 32 | uint64_t{e.layer} << 16 | e.role << 1 | e.bias;
+    return e;
+}
+
+// Where a role lives: its weight, and its bias if it has one.
+struct Slot { Tensor* w; Tensor* b; };
+static Slot slot(Linear& l) { return {&l.w, &l.b}; }
+static Slot slot(Norm& n) { return {&n.w, &n.b}; }
+
+static Slot slot_of(Role role, Model& m, Stack& k, Layer& l)
+{
+    switch (role) {
+    case Role::token_embedding: return {&k.token_embedding, nullptr};
+    case Role::type_embedding: return {&k.type_embedding, nullptr};
+    case Role::position_embedding: return {&k.position_embedding, nullptr};
+    case Role::embedding_norm: return slot(k.embedding_norm);
+    case Role::embedding_proj: return slot(k.embedding_proj);
+    case Role::conv1: return slot(k.conv1);
+    case Role::conv2: return slot(k.conv2);
+    case Role::rope_freqs: return {&k.rope_freqs, nullptr};
+    case Role::layer_flags: return {&k.layer_flags, nullptr};
+    case Role::alibi_slopes: return {&k.alibi_slopes, nullptr};
+    case Role::relative_rows: return {&k.relative_rows, nullptr};
+    case Role::final_norm: return slot(k.final_norm);
+    case Role::head_dense: return slot(m.head_dense);
+    case Role::head_norm: return slot(m.head_norm);
+    case Role::lm_head: return slot(m.lm_head);
+    case Role::attn_norm_pre: return slot(l.attn_norm.pre);
+    case Role::attn_norm_post: return slot(l.attn_norm.post);
+    case Role::attn_norm_out: return slot(l.attn_norm.out);
+    case Role::cross_norm_pre: return slot(l.cross_norm.pre);
+    case Role::cross_norm_post: return slot(l.cross_norm.post);
+    case Role::cross_norm_out: return slot(l.cross_norm.out);
+    case Role::ffn_norm_pre: return slot(l.ffn_norm.pre);
+    case Role::ffn_norm_post: return slot(l.ffn_norm.post);
+    case Role::ffn_norm_out: return slot(l.ffn_norm.out);
+    case Role::wq: return slot(l.self.wq);
+    case Role::wk: return slot(l.self.wk);
+    case Role::wv: return slot(l.self.wv);
+    case Role::wo: return slot(l.self.wo);
+    case Role::q_norm: return slot(l.self.q_norm);
+    case Role::k_norm: return slot(l.self.k_norm);
+    case Role::sinks: return {&l.self.sinks, nullptr};
+    case Role::relative_bias: return {&l.self.relative_bias, nullptr};
+    case Role::rel_key: return {&l.self.rel_key, nullptr};
+    case Role::rel_query: return {&l.self.rel_query, nullptr};
+    case Role::wq_a: return slot(l.self.wq_a);
+    case Role::q_a_norm: return slot(l.self.q_a_norm);
+    case Role::wkv_a: return slot(l.self.wkv_a);
+    case Role::kv_a_norm: return slot(l.self.kv_a_norm);
+    case Role::wk_b: return {&l.self.wk_b, nullptr};
+    case Role::wv_b: return {&l.self.wv_b, nullptr};
+    case Role::cross_wq: return slot(l.cross.wq);
+    case Role::cross_wk: return slot(l.cross.wk);
+    case Role::cross_wv: return slot(l.cross.wv);
+    case Role::cross_wo: return slot(l.cross.wo);
+    case Role::gate: return slot(l.ffn.experts.gate);
+    case Role::up: return slot(l.ffn.experts.up);
+    case Role::down: return slot(l.ffn.experts.down);
+    case Role::router: return slot(l.ffn.router);
+    case Role::router_bias: return {&l.ffn.router_bias, nullptr};
+    case Role::shared_gate: return slot(l.ffn.shared.gate);
+    case Role::shared_up: return slot(l.ffn.shared.up);
+    case Role::shared_down: return slot(l.ffn.shared.down);
+    case Role::shared_router: return slot(l.ffn.shared_router);
+    default: return {nullptr, nullptr};
+    }
+}
+
+static Tensor tensor_of(const Model& m, const Entry& e)
+{
+    return {m.bytes + e.offset, e.rows, e.cols, e.count, static_cast<DType>(e.dtype)};
+}
+static void bind(Model& m, const Entry& e, Stack& stack, Layer& layer)
+{
+    const Slot s = slot_of(static_cast<Role>(e.role), m, stack, layer);
+    *(e.bias ? s.b : s.w) = tensor_of(m, e);
+}
+
+// The view of block `index`, whose entries begin at `entry`; returns where the next block begins.
+static uint32_t bind_layer(const Model& m, uint32_t entry, uint32_t index, const Stack& stack, Layer* layer)
+{
+    *layer = Layer{};
+    layer->index = index;
+    layer->flags = stack.layer_flags ? stack.layer_flags.data[index] : static_cast<uint8_t>(layer_local);
+    const uint32_t of = entry < m.n_tensors ? entry_at(m, entry).stack : 0;
+    for (; entry < m.n_tensors; entry++) {
+        const Entry e = entry_at(m, entry);
+        if (e.stack != of || e.layer != index + 1) break;
+        const Slot s = slot_of(static_cast<Role>(e.role), const_cast<Model&>(m), const_cast<Stack&>(stack), *layer);  // a layer's role: only *layer is touched
+        *(e.bias ? s.b : s.w) = tensor_of(m, e);
+    }
+    return entry;
+}
+
+static Status bad(const char* text, const char* field, uint64_t where = 0) { return {Code::bad_config, text, field, where}; }
+
+static Config load_config(const unsigned char* p)
+{
+    uint32_t words[config_bytes / 4];
+    Config c;
+    for (uint32_t i = 0; i < config_bytes / 4; i++) words[i] = load_u32(p + 4 * i);
+    memcpy(&c, words, sizeof c);                               // Config is 64 words of 32 bits, floats among them
+    return c;
+}
+
+// Ranges that keep every later product of sizes inside 64 bits.
+static Status check_config(const Config& c)
+{
+    constexpr uint32_t wide = 1u << 24, deep = 4096;
+    struct Range { const char* name; uint32_t value, least, most; };
+    const Range ranges[] = {
+        {"dim", c.dim, 1, wide}, {"hidden_dim", c.hidden_dim, 1, wide}, {"n_layers", c.n_layers, 1, deep},
+        {"n_heads", c.n_heads, 1, 65536}, {"n_kv_heads", c.n_kv_heads, 1, c.n_heads}, {"head_dim", c.head_dim, 1, 65536},
+        {"v_head_dim", c.v_head_dim, 1, 65536}, {"vocab_size", c.vocab_size, 0, wide}, {"n_outputs", c.n_outputs, 0, wide},
+        {"max_seq_len", c.max_seq_len, 1, 1u << 28}, {"embedding_dim", c.embedding_dim, 1, wide}, {"n_types", c.n_types, 0, 65536},
+        {"n_experts", c.n_experts, 0, 65536}, {"n_experts_active", c.n_experts_active, c.n_experts ? 1u : 0u, c.n_experts},
+        {"dense_hidden_dim", c.dense_hidden_dim, 0, wide}, {"shared_hidden_dim", c.shared_hidden_dim, 0, wide},
+        {"n_groups", c.n_groups, 0, c.n_experts}, {"n_groups_active", c.n_groups_active, 0, most(c.n_groups, 1u)},
+        {"q_lora_rank", c.q_lora_rank, 0, wide}, {"kv_lora_rank", c.kv_lora_rank, 0, 65536}, {"nope_head_dim", c.nope_head_dim, 0, 65536},
+        {"mla_v_head_dim", c.mla_v_head_dim, 0, 65536}, {"rope_dim", c.rope_dim, 0, c.head_dim}, {"window", c.window, 0, 1u << 28},
+        {"window_ahead", c.window_ahead, 0, 1u << 28}, {"chunk", c.chunk, 0, 1u << 28}, {"relative_distance", c.relative_distance, 0, wide},
+        {"n_features", c.n_features, 0, 65536}, {"n_frames", c.n_frames, c.n_features ? 2u : 0u, wide},
+        {"norm", static_cast<uint32_t>(c.norm), 0, 1}, {"activation", static_cast<uint32_t>(c.activation), 0, 8},
+        {"head_activation", static_cast<uint32_t>(c.head_activation), 0, 8}, {"router", static_cast<uint32_t>(c.router), 0, 1},
+        {"pooling", static_cast<uint32_t>(c.pooling), 0, 3}, {"flags", c.flags, 0, 511}, {"decoder_start", c.decoder_start, 0, c.vocab_size}};
+    for (const Range& r : ranges)
+        if (r.value < r.least || r.value > r.most) return bad("a field of the configuration is out of range", r.name, r.value);
+    if (c.n_heads % c.n_kv_heads) return bad("n_kv_heads does not divide n_heads", "n_kv_heads", c.n_kv_heads);
+    if (c.rope_dim % 2) return bad("rotary positions need an even width", "rope_dim", c.rope_dim);
+    if (c.n_groups && c.n_experts % c.n_groups) return bad("n_groups does not divide n_experts", "n_groups", c.n_groups);
+    if (uint64_t{c.n_heads} * larger(larger(c.head_dim, c.v_head_dim), larger(c.rope_dim + c.nope_head_dim, c.mla_v_head_dim)) > wide)
+        return bad("the heads are too wide together", "head_dim", c.head_dim);
+    if (c.kv_lora_rank && (c.n_kv_heads != 1 || c.head_dim != c.rope_dim + c.kv_lora_rank || c.v_head_dim != c.kv_lora_rank || !c.mla_v_head_dim))
+        return bad("latent attention has one cached row of rope_dim + kv_lora_rank", "kv_lora_rank", c.kv_lora_rank);
+    const float* const numbers[] = {&c.norm_eps, &c.qk_norm_eps, &c.rope_theta, &c.rope_scale, &c.attn_scale, &c.attn_softcap,
+        &c.logit_softcap, &c.logit_scale, &c.embedding_scale, &c.residual_scale, &c.qkv_clip, &c.routed_scale, &c.temperature_floor,
+        &c.temperature_scale, &c.mlp_clamp, &c.mlp_alpha};
+    for (const float* x : numbers)
+        if (!(*x <= most_f32 && *x >= lowest_f32)) return bad("a number of the configuration is not finite", "config", static_cast<uint64_t>(x - &c.norm_eps));
+    if (!(c.norm_eps >= 0)) return bad("must not be negative", "norm_eps");
+    if (!(c.rope_theta > 0)) return bad("must be positive", "rope_theta");
+    for (uint32_t r : c.reserved)
+        if (r) return bad("a reserved word is set: the file is newer than this program", "reserved", r);
+    return {};
+}
+
+// The shape that a role must have; rows 0 in the answer: the role does not belong to this model.
+struct Shape { uint32_t rows, cols, count; };
+static Shape shape_of(const Entry& e, const Config& c)
+{
+    const uint32_t q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim, vv = c.n_kv_heads * c.v_head_dim;
+    const uint32_t mixed = c.kv_lora_rank ? c.n_heads * c.mla_v_head_dim : c.n_heads * c.v_head_dim, wide_q = c.n_heads * (c.rope_dim + c.nope_head_dim);
+    const bool mla = c.kv_lora_rank != 0, experts = e.count > 1 || (c.n_experts == 1 && e.count == 1);
+    const uint32_t f = experts || !c.dense_hidden_dim ? c.hidden_dim : c.dense_hidden_dim;
+    const uint32_t many = e.count > 1 ? c.n_experts : 1, distances = 2 * c.relative_distance + 1;
+    switch (static_cast<Role>(e.role)) {
+    case Role::token_embedding: return {c.vocab_size, c.embedding_dim, 1};
+    case Role::type_embedding: return {c.n_types, c.embedding_dim, 1};
+    case Role::position_embedding: return {e.rows, e.cols == c.dim ? c.dim : c.embedding_dim, 1};
+    case Role::embedding_norm: return {1, e.cols == c.dim ? c.dim : c.embedding_dim, 1};
+    case Role::embedding_proj: return {c.dim, c.embedding_dim, 1};
+    case Role::conv1: return {c.n_features ? c.dim : 0, 3 * c.n_features, 1};
+    case Role::conv2: return {c.n_features ? c.dim : 0, 3 * c.dim, 1};
+    case Role::rope_freqs: return {e.rows == 1 || e.rows == 2 ? e.rows : 0, c.rope_dim / 2, 1};
+    case Role::layer_flags: return {1, c.n_layers, 1};
+    case Role::alibi_slopes: return {1, c.n_heads, 1};
+    case Role::relative_rows: return {1, distances, 1};
+    case Role::final_norm: return {1, c.dim, 1};
+    case Role::head_dense: return {e.rows, c.dim, 1};
+    case Role::head_norm: return {1, e.cols, 1};
+    case Role::lm_head: return {c.n_outputs, e.cols, 1};
+    case Role::q_norm: return e.cols == c.head_dim ? Shape{e.rows == 1 ? 1 : c.n_heads, c.head_dim, 1} : Shape{1, q, 1};
+    case Role::k_norm: return e.cols == c.head_dim ? Shape{e.rows == 1 ? 1 : c.n_kv_heads, c.head_dim, 1} : Shape{1, kv, 1};
+    case Role::sinks: return {1, c.n_heads, 1};
+    case Role::relative_bias: return {c.n_heads, distances, 1};
+    case Role::rel_key: case Role::rel_query: return {e.rows, q, 1};
+    case Role::wq: return mla ? Shape{wide_q, c.q_lora_rank ? c.q_lora_rank : c.dim, 1} : Shape{q, c.dim, 1};
+    case Role::wk: return {mla ? 0 : kv, c.dim, 1};
+    case Role::wv: return {mla ? 0 : vv, c.dim, 1};
+    case Role::wo: return {c.dim, mixed, 1};
+    case Role::wq_a: return {c.q_lora_rank, c.dim, 1};
+    case Role::q_a_norm: return {1, c.q_lora_rank, 1};
+    case Role::wkv_a: return {mla ? c.head_dim : 0, c.dim, 1};
+    case Role::kv_a_norm: return {mla ? 1u : 0u, c.kv_lora_rank, 1};
+    case Role::wk_b: return {c.kv_lora_rank, c.nope_head_dim, c.n_heads};
+    case Role::wv_b: return {c.mla_v_head_dim, c.kv_lora_rank, c.n_heads};
+    case Role::cross_wq: return {c.flags & flag_cross ? q : 0, c.dim, 1};
+    case Role::cross_wk: return {c.flags & flag_cross ? kv : 0, c.dim, 1};
+    case Role::cross_wv: return {c.flags & flag_cross ? vv : 0, c.dim, 1};
+    case Role::cross_wo: return {c.flags & flag_cross ? c.dim : 0, mixed, 1};
+    case Role::gate: case Role::up: return {f, c.dim, many};
+    case Role::down: return {c.dim, f, many};
+    case Role::router: return {c.n_experts, c.dim, 1};
+    case Role::router_bias: return {1, c.n_experts, 1};
+    case Role::shared_gate: case Role::shared_up: return {c.shared_hidden_dim, c.dim, 1};
+    case Role::shared_down: return {c.shared_hidden_dim ? c.dim : 0, c.shared_hidden_dim, 1};
+    case Role::shared_router: return {1, c.dim, 1};
+    default: return {1, c.dim, 1};                             // the norms of the block
+    }
+}
+
+static bool is_matrix(Role r)                                  // may have any type but u8; the rest is read as f32
+{
+    switch (r) {
+    case Role::token_embedding: case Role::type_embedding: case Role::position_embedding: case Role::embedding_proj: case Role::conv1:
+    case Role::conv2: case Role::head_dense: case Role::lm_head: case Role::wq: case Role::wk: case Role::wv: case Role::wo: case Role::wq_a:
+    case Role::wkv_a: case Role::wk_b: case Role::wv_b: case Role::cross_wq: case Role::cross_wk: case Role::cross_wv: case Role::cross_wo:
+    case Role::gate: case Role::up: case Role::down: case Role::router: case Role::shared_gate: case Role::shared_up: case Role::shared_down:
+    case Role::shared_router: return true;
+    default: return false;
+    }
+}
+
+static Status check_entry(const Model& m, const Entry& e, uint64_t size)
+{
+    const char* const name = role_name(e.role);
+    const Config& c = e.stack ? m.encoder.config : m.main.config;
+    const Role role = static_cast<Role>(e.role);
+    const auto wrong = [&](const char* text, uint64_t where) { return Status{Code::bad_tensor, text, name, where}; };
+    if (role >= Role::n_roles || e.stack > 1 || (e.stack && !c.n_layers) || e.layer > c.n_layers) return wrong("the tensor table names an unknown place", e.layer);
+    if ((e.layer == 0) != (role < Role::attn_norm_pre)) return wrong("a tensor stands in the wrong layer", e.layer);
+    if (e.stack && (role == Role::lm_head || role == Role::head_dense || role == Role::head_norm)) return wrong("a head belongs to the main stack", 0);
+    if (e.dtype >= n_dtypes) return wrong("unknown number format", e.dtype);
+    const DType type = static_cast<DType>(e.dtype);
+    Shape want = shape_of(e, c);
+    if (!want.rows) return wrong("this model has no such tensor", e.layer);
+    if (e.bias) want = {1, role == Role::q_norm || role == Role::k_norm || want.rows == 1 ? want.cols : want.rows, want.count};
+    if (e.bias && (role == Role::q_norm || role == Role::k_norm) && e.rows > 1) want.rows = e.rows;
+    if (e.rows != want.rows || e.cols != want.cols || e.count != want.count || !e.rows || !e.cols || !e.count)
+        return wrong("a tensor's shape does not fit the configuration", e.layer);
+    if (e.cols > 1u << 24 || e.rows > 1u << 24) return wrong("a tensor is too wide", e.layer);
+    if (role == Role::layer_flags ? type != DType::u8 : e.bias || !is_matrix(role) ? type != DType::f32 : type == DType::u8)
+        return wrong("a tensor has a number format that its role does not take", e.dtype);
+    if (is_quantised(type) ? !has(Feature::quantised_weights) : is_matrix(role) && !e.bias && !has(Feature::dense_weights))
+        return wrong("this build leaves out the format", e.dtype);
+    const uint64_t bytes = matrix_bytes(type, e.rows, e.cols); // below 2^48 * 4
+    if (e.offset % 64) return wrong("a tensor's offset is not a multiple of 64", e.offset);
+    if (e.offset > size || bytes > (size - e.offset) / e.count) return {Code::truncated, "a tensor reaches past the end of the file", name, e.offset};
+    return {};
+}
+
+static Status check_values(const Stack& k)                     // tables whose values become indices
+{
+    const Tensor& t = k.relative_rows;
+    for (uint32_t i = 0; t && i < t.cols; i++) {
+        const float row = load_f32(t.data + 4 * uint64_t{i});
+        if (!(row >= 0 && row < 65536)) return {Code::bad_tensor, "a row number is out of range", "relative_rows", i};
+    }
+    return {};
+}
+
+static Status check_layer(const Model& m, const Stack& k, const Layer& l)
+{
+    const Config& c = k.config;
+    const auto missing = [&](const char* name) { return Status{Code::missing_tensor, "a tensor is missing", name, l.index}; };
+    const Attention& a = l.self;
+    if (!a.wq.w) return missing("wq");
+    if (!a.wo.w) return missing("wo");
+    if (c.kv_lora_rank) {
+        if (!a.wkv_a.w) return missing("wkv_a");
+        if (!a.wk_b) return missing("wk_b");
+        if (!a.wv_b) return missing("wv_b");
+        if (c.q_lora_rank && !a.wq_a.w) return missing("wq_a");
+    } else {
+        if (!a.wk.w) return missing("wk");
+        if (!a.wv.w) return missing("wv");
+    }
+    if (c.flags & flag_cross) {
+        if (!l.cross.wq.w) return missing("cross_wq");
+        if (!l.cross.wk.w) return missing("cross_wk");
+        if (!l.cross.wv.w) return missing("cross_wv");
+        if (!l.cross.wo.w) return missing("cross_wo");
+    }
+    const FeedForward& f = l.ffn;
+    if (!f.experts.up.w) return missing("up");
+    if (!f.experts.down.w) return missing("down");
+    if ((f.experts.up.w.count > 1) != (f.router.w && c.n_experts > 1)) return missing("router");
+    if (f.shared.up.w && !f.shared.down.w) return missing("shared_down");
+    if (c.flags & flag_parallel && !l.ffn_norm.pre.w) return missing("ffn_norm_pre");
+    const Tensor* const stacked[] = {&f.experts.gate.w, &f.experts.down.w, &f.experts.gate.b, &f.experts.up.b, &f.experts.down.b};
+    for (const Tensor* t : stacked)
+        if (*t && t->count != f.experts.up.w.count) return {Code::bad_tensor, "the experts' tensors differ in number", "gate, up, down", l.index};
+    const Tensor* const rel[] = {&a.rel_key, &a.rel_query};
+    for (const Tensor* t : rel) {
+        if (*t && (!k.relative_rows || c.n_kv_heads != c.n_heads || is_causal(c) || c.v_head_dim != c.head_dim)) return bad("relative keys need relative_rows and as many key heads as query heads", "rel_key", l.index);
+        for (uint32_t i = 0; *t && i < k.relative_rows.cols; i++)
+            if (load_f32(k.relative_rows.data + 4 * uint64_t{i}) >= static_cast<float>(t->rows)) return {Code::bad_tensor, "a row number is out of range", "relative_rows", i};
+    }
+    (void)m;
+    return {};
+}
+
+static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary* v);
+
+TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
+{
+    const unsigned char* const p = static_cast<const unsigned char*>(bytes);
+    *model = Model{};
+    Model m;
+    if (!p || size < 8 || memcmp(p, magic, 8) != 0) return {Code::not_a_checkpoint, "these bytes are not a transformer.hpp checkpoint", "magic", 0};
+    if (reinterpret_cast<uintptr_t>(p) % 4) return {Code::misaligned, "the checkpoint must lie at a multiple of 4 bytes (64 is faster)", "bytes", reinterpret_cast<uintptr_t>(p) % 64};
+    if (size < table_offset) return {Code::truncated, "the file ends inside its header", "header", size};
+    if (load_u32(p + 8) != TRANSFORMER_FORMAT_VERSION) return {Code::bad_version, "unknown format version", "version", load_u32(p + 8)};
+    if (load_u64(p + 16) != size) return {Code::truncated, load_u64(p + 16) > size ? "the file is shorter than its header says" : "the file is longer than its header says", "size", load_u64(p + 16)};
+    if (load_u32(p + 40) != 2) return bad("the header must hold two configurations", "config records", load_u32(p + 40));
+    m.bytes = p;
+    m.n_tensors = load_u32(p + 12);
+    m.table = p + table_offset;
+    if (m.n_tensors > (size - table_offset) / entry_bytes) return {Code::truncated, "the tensor table reaches past the end of the file", "tensors", m.n_tensors};
+    m.main.config = load_config(p + header_bytes);
+    m.encoder.config = load_config(p + header_bytes + config_bytes);
+    if (Status s = check_config(m.main.config); !s) return s;
+    if (m.encoder.config.n_layers)
+        if (Status s = check_config(m.encoder.config); !s) return s;
+    const bool cross = (m.main.config.flags & flag_cross) != 0;
+    if (m.encoder.config.n_layers && (!cross || is_causal(m.encoder.config) || m.encoder.config.dim != m.main.config.dim))
+        return bad("the encoder does not fit the decoder", "encoder", m.encoder.config.dim);
+    if (cross && !is_causal(m.main.config)) return bad("only a decoder has cross attention", "flags", m.main.config.flags);
+
+    uint64_t before = 0;
+    Layer layer;
+    uint32_t at = 0;
+    for (uint32_t stack = 0; stack < 2; stack++) {             // globals of the stack, then its blocks
+        Stack& k = stack ? m.encoder : m.main;
+        if (!k.config.n_layers) continue;
+        for (uint32_t index = 0; index <= k.config.n_layers; index++) {
+            layer = Layer{};
+            layer.index = index ? index - 1 : 0;
+            if (index == 1) k.first_entry = at;
+            for (; at < m.n_tensors; at++) {
+                const Entry e = entry_at(m, at);
+                if (e.stack != stack || e.layer != index) break;
+                if (at && e.key <= before) return {Code::bad_tensor, e.key == before ? "a tensor is there twice" : "the tensor table is not in order", role_name(e.role), at};
+                before = e.key;
+                if (Status s = check_entry(m, e, size); !s) return s;
+                const Slot slot_there = slot_of(static_cast<Role>(e.role), m, k, layer);
+                if (!(e.bias ? slot_there.b : slot_there.w)) return {Code::bad_tensor, "this tensor has no bias", role_name(e.role), at};
+                bind(m, e, k, layer);
+            }
+            if (index)
+                if (Status s = check_layer(m, k, layer); !s) return s;
+        }
+        if (Status s = check_values(k); !s) return s;
+        if (k.config.vocab_size && !k.token_embedding) return {Code::missing_tensor, "a tensor is missing", "token_embedding", stack};
+        if (k.config.embedding_dim != k.config.dim && !k.embedding_proj.w && k.config.vocab_size) return {Code::missing_tensor, "a tensor is missing", "embedding_proj", stack};
+        if (k.config.n_features && (!k.conv1.w || !k.conv2.w)) return {Code::missing_tensor, "a tensor is missing", "conv1, conv2", stack};
+        if (k.rope_freqs && k.config.rope_long_from && k.rope_freqs.rows != 2) return {Code::bad_tensor, "two rows are needed", "rope_freqs", stack};
+    }
+    if (at < m.n_tensors) {
+        const Entry e = entry_at(m, at);
+        return {Code::bad_tensor, e.key <= before ? "the tensor table is not in order" : "the tensor table names an unknown place", role_name(e.role), at};
+    }
+    if (m.main.config.n_outputs && !m.lm_head.w) return {Code::missing_tensor, "a tensor is missing", "lm_head", 0};
+    uint32_t width = m.main.config.dim;
+    if (m.head_dense.w) width = m.head_dense.w.rows;
+    if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width) || (m.lm_head.w && m.lm_head.w.cols != width))
+        return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
+    const uint64_t vocabulary = load_u64(p + 24), vocabulary_bytes = load_u64(p + 32);
+    if (vocabulary_bytes) {
+        if (vocabulary % 4 || vocabulary > size || vocabulary_bytes > size - vocabulary) return {Code::truncated, "the vocabulary reaches past the end of the file", "vocabulary", vocabulary};
+        if (Status s = open_vocabulary(p + vocabulary, vocabulary_bytes, &m.vocabulary); !s) return s;
+    }
+    *model = m;
+    return {};
+}
+
+TRANSFORMER_API uint64_t session_size(const Model& m, const Options& o) { return plan(m.main.config, m.encoder.config, o).at[n_regions]; }
+
+TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uint64_t size, Session* session)
+{
+    constexpr uint32_t longest = 1u << 26;
+    const auto wrong = [](const char* text, const char* field, uint64_t value) { return Status{Code::bad_argument, text, field, value}; };
+    *session = Session{};
+    if (!m.bytes) return wrong("the model is not open", "model", 0);
+    if (!o.capacity || o.capacity > longest) return wrong("must be 1 to 2^26", "options.capacity", o.capacity);
+    if (o.source_capacity > longest) return wrong("must be at most 2^26", "options.source_capacity", o.source_capacity);
+    if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^26", "options.batch", o.batch);
+    if (o.slices > 1024) return wrong("must be at most 1024", "options.slices", o.slices);
+    if (o.cache != DType::f16 && o.cache != DType::f32) return wrong("must be f16 or f32", "options.cache", static_cast<uint64_t>(o.cache));
+    const Kernels* const room = room_of(o.isa);
+    if (!room) return {Code::not_supported, "this build or processor lacks that instruction set", "options.isa", static_cast<uint64_t>(o.isa)};
+    const Stack* const stacks[] = {&m.main, &m.encoder};
+    for (const Stack* k : stacks) {
+        if (!k->config.n_layers || !k->position_embedding) continue;
+        const uint64_t rows = k->config.n_frames ? k->config.n_frames / 2 : k == &m.encoder ? batch_rows(k->config, o, true) : o.capacity;
+        if (rows > k->position_embedding.rows) return wrong("longer than the model's learned positions", k == &m.encoder ? "options.source_capacity" : "options.capacity", k->position_embedding.rows);
+    }
+    if (!memory || reinterpret_cast<uintptr_t>(memory) % 4) return {Code::misaligned, "the session's memory must lie at a multiple of 4 bytes (64 is faster)", "memory", reinterpret_cast<uintptr_t>(memory) % 64};
+    const uint64_t need = session_size(m, o);
+    if (size < need) return {Code::memory_too_small, "the session needs more memory", "memory", need};
+    session->model = &m;
+    session->options = o;
+    session->room = room;
+    session->stack = &m.main;
+    session->memory = static_cast<unsigned char*>(memory);
+    session->plan = plan(m.main.config, m.encoder.config, o);
+    return {};
+}
+
+TRANSFORMER_API Status rewind(Session& s, uint32_t position)
+{
+    if (position > s.position) return {Code::bad_argument, "cannot go forward", "position", position};
+    s.position = position;
+    return {};
+}
+
+// >> 21 Tokenizer -----------------------------------------------------------------------------------------------------
+
+static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary* out)
+{
+    Vocabulary v;
+    const auto wrong = [](const char* text, const char* field, uint64_t where = 0) { return Status{Code::bad_vocabulary, text, field, where}; };
+    uint64_t text_size = 0, offsets = 0, sorted = 0, scores = 0, types = 0;
+    for (uint64_t at = 0; at < size;) {
+        if (size - at < 8) return wrong("a chunk is cut off", "chunk", at);
+        const uint32_t tag = load_u32(p + at);
+        const uint64_t n = load_u32(p + at + 4);
+        const unsigned char* const data = p + at + 8;
+        at += 8;
+        if (n > size - at) return wrong("a chunk reaches past the section", "chunk", at);
+        at = at + round_up(n, 4) < size ? at + round_up(n, 4) : size;
+        switch (static_cast<Chunk>(tag)) {
+        case Chunk::info: {
+            if (n < 44) return wrong("the chunk is too short", "info", n);
+            const uint32_t kind = load_u32(data);
+            if (kind < 1 || kind > 4) return wrong("unknown kind of vocabulary", "kind", kind);
+            v.kind = static_cast<VocabularyKind>(kind);
+            v.flags = load_u32(data + 4);
+            v.n_tokens = load_u32(data + 8);
+            int32_t* const ids[] = {&v.bos, &v.eos, &v.unknown, &v.pad, &v.separator, &v.classify, &v.mask};
+            for (uint32_t i = 0; i < 7; i++) *ids[i] = static_cast<int32_t>(load_u32(data + 12 + 4 * i));
+            v.split_rule = load_u32(data + 40);
+            if (!v.n_tokens || v.n_tokens > 1u << 24) return wrong("out of range", "n_tokens", v.n_tokens);
+            for (const int32_t* id : ids)
+                if (*id < -1 || *id >= static_cast<int32_t>(v.n_tokens)) return wrong("a special id is outside the vocabulary", "info", static_cast<uint64_t>(*id));
+            break;
+        }
+        case Chunk::stop: v.stop = data; v.n_stop = static_cast<uint32_t>(n / 4); break;
+        case Chunk::offsets: v.offsets = data; offsets = n; break;
+        case Chunk::text: v.text = data; text_size = n; break;
+        case Chunk::scores: v.scores = data; scores = n; break;
+        case Chunk::types: v.types = data; types = n; break;
+        case Chunk::sorted: v.sorted = data; sorted = n; break;
+        case Chunk::merges: v.merges = data; v.n_merges = static_cast<uint32_t>(n / 16); break;
+        case Chunk::classes: v.classes = data; v.n_classes = static_cast<uint32_t>(n / 12); break;
+        case Chunk::normal: v.normal = data; v.normal_size = static_cast<uint32_t>(n); break;
+        case Chunk::chat_template: v.chat_template = static_cast<const char*>(static_cast<const void*>(data)); v.chat_template_size = static_cast<uint32_t>(n); break;
+        case Chunk::labels: v.labels = static_cast<const char*>(static_cast<const void*>(data)); v.labels_size = static_cast<uint32_t>(n); break;
+        default: break;
+        }
+    }
+    if (v.kind == VocabularyKind::none) {                      // labels alone, without a tokenizer
+        *out = v;
+        return v.offsets || v.text || v.stop ? wrong("a chunk is missing", "info") : Status{};
+    }
+    const uint64_t n = v.n_tokens;
+    if (offsets != 4 * (n + 1) || types != n || sorted != 4 * n || (v.scores && scores != 4 * n)) return wrong("a chunk has the wrong length", "tokens", n);
+    for (uint64_t i = 0; i <= n; i++) {
+        const uint32_t at = load_u32(v.offsets + 4 * i);
+        if (at > text_size || (i == 0 && at) || (i && at < load_u32(v.offsets + 4 * (i - 1)))) return wrong("a token's bytes lie outside the text", "offsets", i);
+        if (i < n && load_u32(v.sorted + 4 * i) >= n) return wrong("an id is outside the vocabulary", "sorted", i);
+        if (i && at > load_u32(v.offsets + 4 * (i - 1)) && (v.types[i - 1] == static_cast<uint8_t>(TokenType::control) || v.types[i - 1] == static_cast<uint8_t>(TokenType::user_defined))) {
+            const unsigned char first = v.text[load_u32(v.offsets + 4 * (i - 1))];
+            v.special_first[first / 32] |= 1u << first % 32;
+        }
+        if (i < n && v.types[i] > static_cast<uint8_t>(TokenType::unused)) return wrong("unknown type of token", "types", i);
+    }
+    for (uint32_t i = 0; i < v.n_stop; i++)
+        if (load_u32(v.stop + 4 * i) >= n) return wrong("an id is outside the vocabulary", "stop", i);
+    for (uint64_t i = 0; i < uint64_t{v.n_merges} * 4; i++)
+        if (i % 4 != 2 && load_u32(v.merges + 4 * i) >= n) return wrong("an id is outside the vocabulary", "merges", i / 4);
+    *out = v;
+    return {};
+}
+
+TRANSFORMER_API const char* token_text(const Vocabulary& v, int32_t id, uint32_t* n)
+{
+    *n = 0;
+    if (id < 0 || static_cast<uint32_t>(id) >= v.n_tokens) return "";
+    const uint32_t begin = load_u32(v.offsets + 4 * static_cast<uint64_t>(id)), end = load_u32(v.offsets + 4 * static_cast<uint64_t>(id) + 4);
+    *n = end - begin;
+    return static_cast<const char*>(static_cast<const void*>(v.text)) + begin;
+}
+
+static int compare(const char* a, uint32_t n_a, const char* b, uint32_t n_b)
+{
+    const int order = memcmp(a, b, least(n_a, n_b));
+    return order ? order : n_a < n_b ? -1 : n_a > n_b;
+}
+
+// The lowest id of these bytes, among the byte tokens or among the others.
+static int32_t find(const Vocabulary& v, const char* text, uint32_t n, bool byte)
+{
+    uint32_t low = 0, high = v.n_tokens;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        uint32_t size;
+        const char* const there = token_text(v, static_cast<int32_t>(load_u32(v.sorted + 4 * uint64_t{middle})), &size);
+        if (compare(there, size, text, n) < 0) low = middle + 1;
+        else high = middle;
+    }
+    for (; low < v.n_tokens; low++) {
+        const int32_t id = static_cast<int32_t>(load_u32(v.sorted + 4 * uint64_t{low}));
+        uint32_t size;
+        const char* const there = token_text(v, id, &size);
+        if (compare(there, size, text, n) != 0) break;
+        if ((v.types[id] == static_cast<uint8_t>(TokenType::byte)) == byte) return id;
+    }
+    return -1;
+}
+TRANSFORMER_API int32_t token_id(const Vocabulary& v, const char* text, uint32_t n) { return find(v, text, n, false); }
+
+TRANSFORMER_API bool is_stop(const Vocabulary& v, int32_t id)
+{
+    for (uint32_t i = 0; i < v.n_stop; i++)
+        if (static_cast<int32_t>(load_u32(v.stop + 4 * i)) == id) return true;
+    return false;
+}
+
+// Bytes of the UTF-8 character that begins at p, 0 if none does. `cut`: the text ends inside it.
+static uint32_t utf8_length(const char* p, uint64_t n, bool* cut)
+{
+    const auto at = [&](uint64_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(p[i])); };
+    *cut = false;
+    if (!n) return 0;
+    const uint32_t c = at(0), want = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+    for (uint32_t i = 1; i < want; i++) {
+        if (i == n) {
+            *cut = true;
+            return 0;
+        }
+        const uint32_t low = i > 1 ? 0x80 : c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80, high = i > 1 ? 0xbf : c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+        if (at(i) < low || at(i) > high) return 0;
+    }
+    return want;
+}
+
+// SentencePiece's BPE [21][22]: characters, then always the adjacent pair whose joined piece has the best score, the leftmost
+// of equals. A heap of candidate pairs makes it O(n log n).
+struct Symbol { uint32_t begin, size; int32_t before, after; };// size 0: merged into an earlier one
+struct Candidate { float score; int32_t left, right; uint32_t size; };
+struct Merger {
+    const Vocabulary& v;
+    const char* text;
+    Symbol* symbols;
+    Candidate* heap;
+    uint32_t n_heap;
+};
+
+TRANSFORMER_API uint64_t tokenize_size(uint64_t n) { return (n + 1) * (sizeof(Symbol) + 3 * sizeof(Candidate)) + 2 * (n + 4); }
+
+static bool better(const Candidate& a, const Candidate& b) { return a.score > b.score || (!(a.score < b.score) && a.left < b.left); }
+
+static void push_pair(Merger& m, int32_t left, int32_t right)
+{
+    if (left < 0 || right < 0) return;
+    const uint32_t size = m.symbols[left].size + m.symbols[right].size;
+    const int32_t id = token_id(m.v, m.text + m.symbols[left].begin, size);
+    if (id < 0 || m.v.types[id] == static_cast<uint8_t>(TokenType::control) || m.v.types[id] == static_cast<uint8_t>(TokenType::unknown)) return;
+    const Candidate c = {m.v.scores ? load_f32(m.v.scores + 4 * static_cast<uint64_t>(id)) : 0.0f, left, right, size};
+    uint32_t i = m.n_heap++;
+    for (; i && better(c, m.heap[(i - 1) / 2]); i = (i - 1) / 2) m.heap[i] = m.heap[(i - 1) / 2];
+    m.heap[i] = c;
+}
+static Candidate pop_pair(Merger& m)
+{
+    const Candidate top = m.heap[0], last = m.heap[--m.n_heap];
+    uint32_t i = 0;
+    for (uint32_t child = 1; child < m.n_heap; child = 2 * i + 1) {
+        if (child + 1 < m.n_heap && better(m.heap[child + 1], m.heap[child])) child++;
+        if (!better(m.heap[child], last)) break;
+        m.heap[i] = m.heap[child];
+        i = child;
+    }
+    m.heap[i] = last;
+    return top;
+}
+
+struct Ids {                                                   // the caller's array, and how many ids there would be
+    int32_t* data;
+    uint32_t capacity;
+    uint64_t count;
+    void add(int32_t id)
+    {
+        if (count < capacity) data[count] = id;
+        count++;
+    }
+};
+
+static void sentencepiece_bpe(const Vocabulary& v, const char* text, uint32_t n, void* work, Ids& ids)
+{
+    Merger m = {v, text, static_cast<Symbol*>(work), nullptr, 0};
+    m.heap = static_cast<Candidate*>(static_cast<void*>(m.symbols + n + 1));
+    int32_t count = 0;
+    for (uint32_t i = 0; i < n; count++) {
+        bool cut;
+        const uint32_t size = most(utf8_length(text + i, n - i, &cut), 1u);
+        m.symbols[count] = {i, size, count - 1, i + size < n ? count + 1 : -1};
+        i += size;
+    }
+    for (int32_t i = 1; i < count; i++) push_pair(m, i - 1, i);
+    while (m.n_heap) {
+        const Candidate c = pop_pair(m);
+        Symbol& left = m.symbols[c.left];
+        Symbol& right = m.symbols[c.right];
+        if (!left.size || !right.size || left.after != c.right || left.size + right.size != c.size) continue;  // out of date
+        left.size = c.size;
+        right.size = 0;
+        left.after = right.after;
+        if (left.after >= 0) m.symbols[left.after].before = c.left;
+        push_pair(m, left.before, c.left);
+        push_pair(m, c.left, left.after);
+    }
+    for (int32_t i = 0; i >= 0 && count; i = m.symbols[i].after) {
+        const Symbol& s = m.symbols[i];
+        const int32_t id = token_id(v, text + s.begin, s.size);
+        if (id >= 0) ids.add(id);
+        else if (v.flags & vocabulary_byte_fallback) {
+            for (uint32_t b = 0; b < s.size; b++) {
+                const int32_t byte = find(v, text + s.begin + b, 1, true);
+                ids.add(byte >= 0 ? byte : v.unknown);
+            }
+        } else ids.add(v.unknown);
+    }
+}
+
+// The longest special token that stands at text, -1 if none.
+static int32_t special_at(const Vocabulary& v, const char* text, uint64_t n)
+{
+    int32_t best = -1;
+    uint32_t best_size = 0;
+    const uint32_t first = static_cast<unsigned char>(*text);
+    for (uint32_t i = 0; n && v.special_first[first / 32] >> first % 32 & 1 && i < v.n_tokens; i++) {
+        const TokenType type = static_cast<TokenType>(v.types[i]);
+        if (type != TokenType::control && type != TokenType::user_defined) continue;
+        uint32_t size;
+        const char* const there = token_text(v, static_cast<int32_t>(i), &size);
+        if (size > best_size && size <= n && memcmp(there, text, size) == 0) {
+            best = static_cast<int32_t>(i);
+            best_size = size;
+        }
+    }
+    return best;
+}
+
+// One piece of text between special tokens: spaces in SentencePiece's way, then the merges.
+static void tokenize_piece(const Vocabulary& v, const char* text, uint64_t n, bool first, void* work, uint64_t symbols, Ids& ids)
+{
+    char* const normal = static_cast<char*>(work) + symbols;
+    uint32_t size = 0;
+    if (first && v.flags & vocabulary_dummy_prefix) normal[size++] = ' ';
+    for (uint64_t i = 0; i < n; i++) {
+        if (i + 2 < n && memcmp(text + i, "\xe2\x96\x81", 3) == 0) {                    // U+2581 is the space of the pieces
+            normal[size++] = ' ';
+            i += 2;
+        } else normal[size++] = text[i];
+    }
+    sentencepiece_bpe(v, normal, size, work, ids);
+}
+
+TRANSFORMER_API Status tokenize(const Vocabulary& v, const char* text, uint64_t n, const TokenizeOptions& options, void* work,
+                                uint64_t work_size, int32_t* ids, uint32_t capacity, uint32_t* count)
+{
+    *count = 0;
+    if (v.kind == VocabularyKind::none) return {Code::bad_vocabulary, "the checkpoint holds no vocabulary", "vocabulary", 0};
+    if (v.kind != VocabularyKind::sentencepiece_bpe) return {Code::not_supported, "this kind of vocabulary is not supported yet", "vocabulary", static_cast<uint64_t>(v.kind)};
+    if (n >= 1u << 30) return {Code::bad_argument, "the text is too long", "text", n};
+    if (work_size < tokenize_size(n)) return {Code::memory_too_small, "tokenize() needs more memory", "work", tokenize_size(n)};
+    if (reinterpret_cast<uintptr_t>(work) % 4) return {Code::misaligned, "the work memory must lie at a multiple of 4 bytes", "work", 0};
+    const uint64_t symbols = (n + 1) * (sizeof(Symbol) + 3 * sizeof(Candidate));
+    Ids list = {ids, capacity, 0};
+    const bool doubled = options.parse_special && v.bos >= 0 && special_at(v, text, n) == v.bos;
+    if (options.add_special && v.flags & vocabulary_add_bos && v.bos >= 0 && !doubled) list.add(v.bos);
+    bool first = true;
+    for (uint64_t begin = 0; begin < n;) {
+        uint64_t end = begin;
+        int32_t special = -1;
+        for (; end < n && options.parse_special; end++)
+            if (special = special_at(v, text + end, n - end); special >= 0) break;
+        if (special < 0) end = n;
+        if (end > begin) tokenize_piece(v, text + begin, end - begin, first, work, symbols, list);
+        first = false;
+        begin = end;
+        if (special < 0) break;
+        list.add(special);
+        uint32_t size;
+        token_text(v, special, &size);
+        begin += size;
+    }
+    if (options.add_special && v.flags & vocabulary_add_eos && v.eos >= 0) list.add(v.eos);
+    for (uint64_t i = 0; i < least<uint64_t>(list.count, capacity); i++)
+        if (ids[i] < 0) return {Code::bad_vocabulary, "the text has a character that the vocabulary lacks, and there is no unknown token", "text", i};
+    if (list.count > capacity) return {Code::memory_too_small, "more tokens than the array holds", "ids", list.count};
+    *count = static_cast<uint32_t>(list.count);
+    return {};
+}
+
+// Give the whole characters of text, hold back an unfinished tail of at most 3 bytes.
+static bool emit_characters(Decoder& d, const char* text, uint32_t n, Emit emit, void* user)
+{
+    uint32_t i = 0;
+    while (d.n_pending && i < n) {                             // complete what an earlier token began, or give it up
+        bool cut;
+        d.pending[d.n_pending] = text[i];
+        const uint32_t size = utf8_length(d.pending, d.n_pending + 1u, &cut);
+        if (size || cut) {
+            d.n_pending++;
+            i++;
+        }
+        if (!cut && !detokenize_flush(d, emit, user)) return false;
+    }
+    uint32_t from = i;
+    while (i < n) {
+        bool cut;
+        const uint32_t size = utf8_length(text + i, n - i, &cut);
+        if (!size && !cut && d.replace_invalid) {
+            if (i > from && !emit(user, text + from, i - from)) return false;
+            if (!emit(user, "\xef\xbf\xbd", 3)) return false;
+            from = ++i;
+            continue;
+        }
+        if (cut) break;
+        i += most(size, 1u);
+    }
+    if (i > from && !emit(user, text + from, i - from)) return false;
+    for (; i < n; i++) d.pending[d.n_pending++] = text[i];
+    return true;
+}
+
+TRANSFORMER_API bool detokenize(const Vocabulary& v, Decoder& d, int32_t id, Emit emit, void* user)
+{
+    uint32_t n;
+    const char* text = token_text(v, id, &n);
+    if (id < 0 || static_cast<uint32_t>(id) >= v.n_tokens) return true;
+    const TokenType type = static_cast<TokenType>(v.types[id]);
+    if (type == TokenType::control && !d.special) return true;
+    if (!d.started && v.flags & vocabulary_dummy_prefix && type == TokenType::normal && n && *text == ' ') {   // the space that tokenize() put there
+        text++;
+        n--;
+    }
+    d.started = d.started || type != TokenType::control;
+    return emit_characters(d, text, n, emit, user);
+}
+
+TRANSFORMER_API bool detokenize_flush(Decoder& d, Emit emit, void* user)
+{
+    const uint32_t n = d.n_pending;
+    bool cut;
+    d.n_pending = 0;
+    if (!n) return true;
+    if (d.replace_invalid && utf8_length(d.pending, n, &cut) != n) return emit(user, "\xef\xbf\xbd", 3);
+    return emit(user, d.pending, n);
+}
+
+// >> 22 Sampler -------------------------------------------------------------------------------------------------------
+
+static uint32_t next_random(uint64_t& state)                   // xorshift64*
+{
+    if (!state) state = 0x9e3779b97f4a7c15u;
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return static_cast<uint32_t>((state * 0x2545f4914f6cdd1du) >> 32);
+}
+
+// Probabilities as integers, so that sums are exact and have no order: w in [0, 1] as multiples of 2^-40.
+static uint64_t fixed(float w) { return static_cast<uint64_t>(w * 1099511627776.0f); }
+
+// Keep the largest weights, as few as make `measure` (of those kept) reach `need`; among equals the lowest ids. Finds the
+// threshold by halving the bit patterns, which are ordered as the weights are.
+static void keep_largest(float* w, uint32_t n, uint64_t need, bool by_count)
+{
+    uint32_t low = 0, high = 0x3f800001u;                      // measure(>= low) reaches the need, measure(>= high) does not
+    const auto measure = [&](float above) {
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (w[i] >= above) sum += by_count ? 1 : fixed(w[i]);
+        return sum;
+    };
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        (measure(of_bits(middle)) >= need ? low : high) = middle;
+    }
+    const float threshold = of_bits(low);
+    uint64_t kept = measure(of_bits(high));
+    for (uint32_t i = 0; i < n; i++) {
+        if (w[i] > threshold) continue;
+        if (w[i] < threshold || kept >= need) w[i] = 0;
+        else kept += by_count ? 1 : fixed(w[i]);
+    }
+}
+
+TRANSFORMER_API Status sample(Sampler& s, float* logits, uint32_t n, int32_t* token)
+{
+    if (!n) return {Code::bad_argument, "no logits", "n", 0};
+    for (uint32_t i = 0; i < n; i++)
+        if (bits_of(logits[i]) << 1 > 0xff000000u) return {Code::not_a_number, "a logit is NaN: the model's numbers are broken", "logits", i};
+    const uint32_t recent = least(s.n_recent, 64u);
+    for (uint32_t i = 0; has(Feature::sampling) && (s.repeat_penalty < 1.0f || s.repeat_penalty > 1.0f) && i < recent; i++) {
+        bool seen = false;
+        for (uint32_t j = 0; j < i; j++) seen = seen || s.recent[j] == s.recent[i];
+        if (seen || s.recent[i] < 0 || static_cast<uint32_t>(s.recent[i]) >= n) continue;
+        float& x = logits[s.recent[i]];
+        x = x > 0 ? x / s.repeat_penalty : x * s.repeat_penalty;
+    }
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    if (has(Feature::sampling) && s.temperature > 0) {
+        const float top = logits[best];
+        uint64_t total = 0;
+        for (uint32_t i = 0; i < n; i++) logits[i] = i == best ? 1.0f : exp_f32((logits[i] - top) / s.temperature);
+        if (s.top_k && s.top_k < n) keep_largest(logits, n, s.top_k, true);
+        for (uint32_t i = 0; i < n; i++) total += fixed(logits[i]);
+        if (s.top_p < 1.0f) {
+            const double part = static_cast<double>(s.top_p > 0 ? s.top_p : 0.0f) * static_cast<double>(total);
+            keep_largest(logits, n, most<uint64_t>(static_cast<uint64_t>(part), 1), false);
+        }
+        total = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            if (logits[i] < s.min_p) logits[i] = 0;
+            total += fixed(logits[i]);
+        }
+        uint64_t left = static_cast<uint64_t>((static_cast<double>(next_random(s.seed)) / 4294967296.0) * static_cast<double>(total));
+        for (uint32_t i = 0; i < n; i++) {
+            if (left < fixed(logits[i])) {
+                best = i;
+                break;
+            }
+            left -= fixed(logits[i]);
+        }
+    }
+    *token = static_cast<int32_t>(best);
+    s.recent[s.n_recent++ % 64] = *token;
+    return {};
+}
+
+// >> 23 Generate ------------------------------------------------------------------------------------------------------
+
+TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, GenerateOptions& o, Emit emit, void* user, uint32_t* generated)
+{
+    if (generated) *generated = 0;
+    if (!n || !ids) return {Code::bad_argument, "the prompt is empty", "ids", 0};
+    if (!s.model->lm_head.w || !is_causal(s.model->main.config)) return {Code::bad_argument, "this model does not generate", "model", 0};
+    const Vocabulary& v = s.model->vocabulary;
+    const uint32_t before = s.position;
+    float* logits = nullptr;
+    if (n > s.options.capacity - s.position) return {Code::session_full, "the prompt is longer than what is left of the session", "ids", n};
+    const uint32_t step = s.options.all_logits ? s.options.batch : most(s.options.batch, 1u);
+    for (uint32_t done = 0; done < n;) {                       // batch by batch, so that emit() can stop a long prompt
+        Input in;
+        in.tokens = ids + done;
+        in.count = least(step, n - done);
+        const Status status = emit(user, "", 0) ? forward(s, in, &logits) : Status{Code::cancelled, "stopped during the prompt", "ids", done};
+        if (!status) {
+            s.position = before;
+            return status;
+        }
+        done += in.count;
+    }
+    for (uint32_t i = 0; i < n; i++) o.sampler.recent[o.sampler.n_recent++ % 64] = ids[i];
+    Decoder decoder;
+    decoder.started = ids[n - 1] != v.bos;                     // after a prompt a leading space is text
+    for (uint32_t i = 0; i < o.max_tokens; i++) {
+        int32_t token;
+        if (Status status = sample(o.sampler, logits + uint64_t{s.logit_rows - 1} * s.model->main.config.n_outputs, s.model->main.config.n_outputs, &token); !status) return status;
+        if (!o.ignore_stop && is_stop(v, token)) break;
+        if (o.tokens) o.tokens[i] = token;
+        if (generated) *generated = i + 1;
+        if (!detokenize(v, decoder, token, emit, user)) return {Code::cancelled, "stopped", "", i + 1};
+        if (i + 1 == o.max_tokens) break;
+        if (s.position == s.options.capacity) {
+            detokenize_flush(decoder, emit, user);
+            return {Code::session_full, "the session is full", "options.capacity", s.options.capacity};
+        }
+        Input in;
+        in.tokens = &token;
+        in.count = 1;
+        if (Status status = forward(s, in, &logits); !status) return status;
+    }
+    detokenize_flush(decoder, emit, user);
+    return {};
+}
+
+}  // namespace TRANSFORMER_NAMESPACE
+
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#endif
+#endif  // TRANSFORMER_IMPLEMENTING
+
+
+// >> 24 Threads -------------------------------------------------------------------------------------------------------
+// A small pool on the standard library for Options::parallel_for. Workers spin briefly for the next piece of work, then
+// sleep; the caller takes part. Nothing here changes a bit of the results.
+#if !defined(TRANSFORMER_ROOM_PASS) && defined(TRANSFORMER_THREADS) && !defined(TRANSFORMER_THREADS_DEFINED)
+#define TRANSFORMER_THREADS_DEFINED
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace TRANSFORMER_NAMESPACE {
+
+// Threads worth starting: the processors given to this process.
+inline uint32_t default_threads()
+{
+    uint32_t n = std::thread::hardware_concurrency();
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) n = static_cast<uint32_t>(CPU_COUNT(&set));
+#endif
+    return n ? n : 1;
+}
+
+class ThreadPool {
+public:
+    explicit ThreadPool(uint32_t n_threads) : n_workers_(n_threads > 1 ? n_threads - 1 : 0), workers_(new std::thread[n_workers_])
+    {
+        for (uint32_t i = 0; i < n_workers_; i++) workers_[i] = std::thread([this] { work(); });
+    }
+    ~ThreadPool()
+    {
+        stop_ = true;
+        announce();
+        for (uint32_t i = 0; i < n_workers_; i++) workers_[i].join();
+    }
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    // Options::parallel_for with the pool as its user pointer.
+    static void parallel_for(void* pool, uint32_t n, Task task, void* data)
+    {
+        ThreadPool& p = *static_cast<ThreadPool*>(pool);
+        p.task_ = task;
+        p.data_ = data;
+        p.n_ = n;
+        p.done_.store(0, std::memory_order_relaxed);
+        p.next_.store(0, std::memory_order_relaxed);
+        p.announce();
+        p.take();
+        for (uint32_t spins = 0; p.done_.load(std::memory_order_acquire) < n || p.inside_.load(std::memory_order_acquire) > 0;)
+            if (++spins > 1000) std::this_thread::yield();
+    }
+
+private:
+    void announce()
+    {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            round_.fetch_add(1, std::memory_order_seq_cst);
+        }
+        if (sleepers_.load(std::memory_order_seq_cst)) wake_.notify_all();
+    }
+    void take()
+    {
+        for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_acq_rel)) < n_;) {
+            task_(data_, i);
+            done_.fetch_add(1, std::memory_order_release);
+        }
+    }
+    void work()
+    {
+        for (uint64_t seen = 0;;) {
+            for (uint32_t spins = 0; round_.load(std::memory_order_acquire) == seen; spins++) {
+                if (spins < 4000) continue;
+                if (spins < 4100) {
+                    std::this_thread::yield();
+                    continue;
+                }
+                std::unique_lock<std::mutex> lock(mutex_);
+                sleepers_.fetch_add(1, std::memory_order_seq_cst);
+                wake_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != seen; });
+                sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+            }
+            inside_.fetch_add(1, std::memory_order_acq_rel);   // parallel_for waits for us: its fields stay as they are
+            seen = round_.load(std::memory_order_acquire);
+            if (stop_) return;
+            take();
+            inside_.fetch_sub(1, std::memory_order_acq_rel);
+        }
+    }
+
+    Task task_ = nullptr;
+    void* data_ = nullptr;
+    std::atomic<uint32_t> n_{0}, next_{0}, done_{0}, inside_{0}, sleepers_{0};
+    std::atomic<uint64_t> round_{0};
+    std::atomic<bool> stop_{false};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    uint32_t n_workers_;
+    std::unique_ptr<std::thread[]> workers_;
+};
+
+}  // namespace TRANSFORMER_NAMESPACE
+#endif
+
+// >> 25 Files ---------------------------------------------------------------------------------------------------------
+// A checkpoint as read-only memory: mapped where the system can, else read. Left out with TRANSFORMER_NO_STDIO.
+#if !defined(TRANSFORMER_ROOM_PASS) && defined(TRANSFORMER_IMPLEMENTATION) && !defined(TRANSFORMER_NO_STDIO) && !defined(TRANSFORMER_FILES_DEFINED)
+#define TRANSFORMER_FILES_DEFINED
+#if defined(__unix__) || defined(__APPLE__)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace TRANSFORMER_NAMESPACE {
+
+TRANSFORMER_API Status map_file(const char* path, File* file)
+{
+    *file = File{};
+    const int handle = ::open(path, O_RDONLY | O_CLOEXEC);
+    if (handle < 0) return {Code::file_error, "the file cannot be opened", "path", 0};
+    struct stat info;
+    Status status;
+    if (fstat(handle, &info) != 0 || !S_ISREG(info.st_mode)) status = {Code::file_error, "not a regular file", "path", 0};
+    else if (info.st_size <= 0) status = {Code::truncated, "the file is empty", "size", 0};
+    else if (static_cast<uint64_t>(info.st_size) > SIZE_MAX / 2) status = {Code::file_error, "the file is too large for this platform", "size", static_cast<uint64_t>(info.st_size)};
+    else {
+        void* const p = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, handle, 0);
+        if (p == MAP_FAILED) status = {Code::file_error, "the file cannot be mapped", "path", 0};
+        else *file = {p, static_cast<uint64_t>(info.st_size)};
+    }
+    close(handle);
+    return status;
+}
+TRANSFORMER_API void unmap_file(File* file)
+{
+    if (file->data) munmap(const_cast<void*>(file->data), static_cast<size_t>(file->size));
+    *file = File{};
+}
+
+}  // namespace TRANSFORMER_NAMESPACE
+#else
+#include <stdio.h>
+#include <stdlib.h>
+#if defined(_WIN32)
+#define TRANSFORMER_SEEK _fseeki64
+#define TRANSFORMER_TELL _ftelli64
+#else
+#define TRANSFORMER_SEEK fseek
+#define TRANSFORMER_TELL ftell
+#endif
+
+namespace TRANSFORMER_NAMESPACE {
+
+TRANSFORMER_API Status map_file(const char* path, File* file)  // the only place that allocates
+{
+    *file = File{};
+    FILE* const handle = fopen(path, "rb");
+    if (!handle) return {Code::file_error, "the file cannot be opened", "path", 0};
+    Status status;
+    const long long size = TRANSFORMER_SEEK(handle, 0, SEEK_END) == 0 ? static_cast<long long>(TRANSFORMER_TELL(handle)) : -1;
+    if (size <= 0) status = {Code::truncated, "the file is empty or cannot be measured", "size", 0};
+    else if (static_cast<uint64_t>(size) > SIZE_MAX / 2) status = {Code::file_error, "the file is too large for this platform", "size", static_cast<uint64_t>(size)};
+    else {
+        void* const p = malloc(static_cast<size_t>(size));
+        if (!p || TRANSFORMER_SEEK(handle, 0, SEEK_SET) != 0 || fread(p, 1, static_cast<size_t>(size), handle) != static_cast<size_t>(size)) {
+            free(p);
+            status = {Code::file_error, p ? "the file cannot be read" : "there is no memory for the file", "size", static_cast<uint64_t>(size)};
+        } else *file = {p, static_cast<uint64_t>(size)};
+    }
+    fclose(handle);
+    return status;
+}
+TRANSFORMER_API void unmap_file(File* file)
+{
+    free(const_cast<void*>(file->data));
+    *file = File{};
+}
+
+}  // namespace TRANSFORMER_NAMESPACE
 #endif
 #endif
