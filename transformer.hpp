@@ -709,6 +709,7 @@ static void parallel(Session& s, bool worth_it, Task task, void* data);         
 static float exp_f32(float x);                                                          // >> 16 Mathematics
 static float log_f32(float x);
 static float tanh_f32(float x);
+static float sqrt_f32(float x);
 static double exp_f64(double x);
 static double log_f64(double x);
 static void cos_sin(double angle, float* cosine, float* sine);
@@ -897,6 +898,8 @@ static void residual(const Session& s, Rows x, const NormSlots& n, Rows y)
 // blocks of 128 absolute positions, each with its own maximum [16]; p = exp(s - m); its sum has 16 lanes by position % 16 and
 // a fixed tree; p v is one chain of fused multiply-adds over the positions for each d; blocks merge in ascending order.
 
+static float score_scale(const Config& c) { return c.attn_scale > 0 ? c.attn_scale : 1.0f / sqrt_f32(static_cast<float>(c.head_dim)); }
+
 struct Keys {                                                  // one layer's keys and values
     unsigned char* data;
     uint64_t head_bytes;                                       // of one kv head
@@ -980,7 +983,7 @@ static float score_bias(const Attend& a, uint32_t t, uint32_t h, uint32_t pos, u
         const uint64_t width = query_width(c), d = c.head_dim;
         const uint64_t row = static_cast<uint64_t>(load_f32(s.stack->relative_rows.data + 4 * column)) * width + h * d;
         if (a.w->rel_key) bias += s.room->dot(floats(s, region_q) + t * width + h * d, a.w->rel_key.data + 4 * row, c.head_dim);
-        if (a.w->rel_query) bias += s.room->dot(a.k + j * width + h * d, a.w->rel_query.data + 4 * row, c.head_dim) * c.attn_scale;
+        if (a.w->rel_query) bias += s.room->dot(a.k + j * width + h * d, a.w->rel_query.data + 4 * row, c.head_dim) * score_scale(c);
     }
     return bias;
 }
@@ -1149,7 +1152,7 @@ static void finish_heads(const Session& s, const Attention& w, float* q, uint32_
         }
     }
     for (uint32_t t = 0; t < count; t++) {
-        float scale = c.attn_scale;
+        float scale = score_scale(c);
         if (flags & layer_query_temperature)
             scale *= 1.0f + c.temperature_scale * log_f32(1.0f + static_cast<float>(static_cast<uint32_t>(static_cast<float>(s.base + t + 1) / c.temperature_floor)));
         for (uint64_t i = 0; i < uint64_t{n_q} * d; i++) q[uint64_t{t} * n_q * d + i] *= scale;
@@ -1234,7 +1237,8 @@ static Rows cross_attention(Session& s, const Attention& w, Rows x)
 {
     const Config& c = config(s);
     const Rows q = linear(s, w.wq, x, floats(s, region_q));
-    for (uint64_t i = 0; i < uint64_t{q.count} * q.dim; i++) q.data[i] *= c.attn_scale;
+    const float scale = score_scale(c);
+    for (uint64_t i = 0; i < uint64_t{q.count} * q.dim; i++) q.data[i] *= scale;
     const Rows mixed = attend(s, w, keys_of(s, s.layer.index, true, s.source_count), x.count, true, nullptr);
     return linear(s, w.wo, mixed, floats(s, region_y));
 }

@@ -8,12 +8,12 @@
 #define TRANSFORMER_WEIGHTS_IMPORT_HPP
 
 #include "../transformer.hpp"
+#include "files.hpp"                // Error, and what readers need of the host
 
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,10 +22,6 @@ namespace weights {
 using transformer::Config;
 using transformer::DType;
 using transformer::Role;
-
-struct Error : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 struct TensorSource {
     uint32_t stack = 0;             // 0: main, 1: the encoder of an encoder-decoder
@@ -69,10 +65,38 @@ struct WriteOptions {
 };
 
 // Readers. `tokenizer`: a tokenizer file, or "" to look beside the model. What a path is, is read from its bytes.
-Source read_source(const std::string& path, const std::string& tokenizer);
+inline Source read_source(const std::string& path, const std::string& tokenizer);
+inline Source read_huggingface(const std::string& folder, const std::string& tokenizer);
+inline Source read_llama2c(const std::string& path, const std::string& tokenizer);
 
-std::vector<unsigned char> write_to_memory(const Source& source, const WriteOptions& options); // aligned to 64 by the caller's copy
-void write_to_file(const Source& source, const WriteOptions& options, const std::string& path); // temporary name, then renamed
+// The writer. An exception out of `progress` stops it; write_to_file then leaves nothing behind.
+inline AlignedBytes write_to_memory(const Source& source, const WriteOptions& options);
+inline void write_to_file(const Source& source, const WriteOptions& options, const std::string& path); // temporary name, then renamed
+
+}  // namespace weights
+
+#include "checkpoint.hpp"
+#include "llama2c.hpp"
+#if defined(__has_include)
+#if __has_include("huggingface.hpp")
+#include "huggingface.hpp"
+#define TRANSFORMER_HAS_HUGGINGFACE 1
+#endif
+#endif
+
+namespace weights {
+
+#ifndef TRANSFORMER_HAS_HUGGINGFACE
+inline Source read_huggingface(const std::string& folder, const std::string&)
+{
+    throw Error(folder + ": is a folder, and Hugging Face folders are not built into this program");
+}
+#endif
+
+inline Source read_source(const std::string& path, const std::string& tokenizer)
+{
+    return is_directory(path) ? read_huggingface(path, tokenizer) : read_llama2c(path, tokenizer);
+}
 
 }  // namespace weights
 #endif

@@ -1,0 +1,62 @@
+# make            builds ./run, the command line: what most people want
+# make test       builds and runs the tests: needs g++, make and doctest (Debian: doctest-dev; or DOCTEST=folder with doctest.h)
+# make bench      measures kernels and models on this machine
+# make size       prints the code size of the header on a Cortex-M4, if the compiler is there
+# make cross      runs the header on every emulated target that is installed (tests/cross.sh), the microcontroller too
+# make sanitize   runs the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make lint       prints the lines of each section of the header against its budget, and checks the house rules
+# make clean      removes what was built
+#
+# CXX, CXXFLAGS, DOCTEST and BUILD can be overridden. No -m flag is needed: the header picks the SIMD at run time.
+
+CXX ?= g++
+CXXFLAGS ?= -O2
+BUILD ?= build
+DOCTEST ?= /usr/include/doctest
+override FLAGS := -std=c++17 -pthread $(CXXFLAGS)
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion -Wundef
+HEADERS := transformer.hpp $(wildcard weights/*.hpp)
+TESTS := $(patsubst tests/%.cpp,$(BUILD)/%.o,$(wildcard tests/test_*.cpp))
+
+run: main.cpp $(HEADERS)
+	$(CXX) $(FLAGS) $(WARN) main.cpp -o $@
+
+$(BUILD)/%.o: tests/%.cpp $(HEADERS) $(wildcard tests/*.hpp)
+	@mkdir -p $(BUILD)
+	$(CXX) $(FLAGS) $(WARN) -I. -isystem $(DOCTEST) -isystem $(DOCTEST)/.. -c $< -o $@
+
+$(BUILD)/tests: $(TESTS)
+	$(CXX) $(FLAGS) $^ -o $@
+
+doctest:
+	@test -e $(DOCTEST)/doctest.h || { echo "doctest.h is missing: 'apt-get install doctest-dev' brings it, or give its folder: make test DOCTEST=path"; exit 1; }
+
+test: doctest run
+	@$(MAKE) --no-print-directory $(BUILD)/tests
+	$(BUILD)/tests
+	tests/cli.sh ./run
+
+sanitize: doctest
+	@$(MAKE) --no-print-directory BUILD=$(BUILD)/sanitize CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" $(BUILD)/sanitize/tests
+	$(BUILD)/sanitize/tests
+
+bench: $(BUILD)/bench
+	$(BUILD)/bench
+
+$(BUILD)/bench: tests/bench.cpp $(HEADERS)
+	@mkdir -p $(BUILD)
+	$(CXX) $(FLAGS) -I. $< -o $@
+
+size:
+	tests/size.sh
+
+cross:
+	tests/cross.sh
+
+lint:
+	tests/lint.sh
+
+clean:
+	rm -rf $(BUILD) run
+
+.PHONY: doctest test sanitize bench size cross lint clean

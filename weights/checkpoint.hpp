@@ -1,0 +1,432 @@
+// weights/checkpoint.hpp - writes the flat checkpoint that transformer.hpp opens; README.md draws it
+//
+// Everything is laid out before the first byte is written, so that the file is written front to back in one pass: the sizes
+// of all tensors follow from their shapes and types alone. Words are stored byte by byte, so any host writes the same file.
+#ifndef TRANSFORMER_WEIGHTS_CHECKPOINT_HPP
+#define TRANSFORMER_WEIGHTS_CHECKPOINT_HPP
+
+#include "import.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <numeric>
+#include <random>
+#include <tuple>
+
+namespace weights {
+
+constexpr uint64_t header_bytes = 64, config_bytes = 256, entry_bytes = 32, data_alignment = 64;
+
+// ---- What a tensor becomes -------------------------------------------------------------------------------------------
+
+inline std::string tensor_name(const TensorSource& t)
+{
+    std::string name = t.stack ? "encoder " : "";
+    if (t.layer) name += "layer " + std::to_string(t.layer - 1) + " ";
+    name += transformer::role_name(t.role);
+    return name;
+}
+
+inline DType written_type(const TensorSource& t, const WriteOptions& options)
+{
+    const Role role = static_cast<Role>(t.role & 0x7f);
+    const bool plain = !transformer::is_quantised(t.stored), plain_asked = !transformer::is_quantised(options.type);
+    const DType stored = t.stored == DType::u8 ? DType::f32 : t.stored;
+    if (t.role & transformer::role_bias) return DType::f32;
+    switch (role) {
+    case Role::layer_flags: return DType::u8;
+    case Role::token_embedding: case Role::lm_head:
+        // 4 bits cost these two the most: each row is one token's, so no sum averages its rounding away.
+        if (options.convert) return options.type == DType::q4_0 || options.type == DType::q4_1 ? DType::q8_0 : options.type;
+        return stored;
+    case Role::embedding_proj: case Role::conv1: case Role::conv2: case Role::head_dense:
+    case Role::wq: case Role::wk: case Role::wv: case Role::wo:
+    case Role::wq_a: case Role::wkv_a: case Role::wk_b: case Role::wv_b:
+    case Role::cross_wq: case Role::cross_wk: case Role::cross_wv: case Role::cross_wo:
+    case Role::gate: case Role::up: case Role::down:
+    case Role::shared_gate: case Role::shared_up: case Role::shared_down:
+        return options.convert ? options.type : stored;
+    case Role::router: case Role::shared_router:
+        // A rounded router chooses other experts; it is too small to be worth it.
+        if (options.convert && plain_asked) return options.type;
+        return plain ? stored : DType::f32;
+    case Role::position_embedding: case Role::type_embedding:
+        // Read by rows, never multiplied: tiles would only cost time.
+        if (options.convert) return plain_asked ? options.type : DType::f16;
+        return plain ? stored : DType::f16;
+    default: return DType::f32;
+    }
+}
+
+// ---- The vocabulary section ------------------------------------------------------------------------------------------
+
+class Chunks {
+public:
+    void add(transformer::Chunk tag, const std::string& payload)
+    {
+        if (payload.size() > UINT32_MAX - 3) throw Error("the vocabulary is larger than 4 GiB");
+        word(static_cast<uint32_t>(tag));
+        word(static_cast<uint32_t>(payload.size()));
+        bytes_ += payload;
+        bytes_.append((4 - bytes_.size() % 4) % 4, '\0');
+    }
+    std::string bytes() const { return bytes_; }
+
+private:
+    void word(uint32_t value)
+    {
+        unsigned char b[4];
+        store_u32(b, value);
+        bytes_.append(reinterpret_cast<const char*>(b), 4);
+    }
+    std::string bytes_;
+};
+
+class Words {                       // a payload of 32-bit words
+public:
+    Words& operator<<(uint32_t value)
+    {
+        unsigned char b[4];
+        store_u32(b, value);
+        bytes.append(reinterpret_cast<const char*>(b), 4);
+        return *this;
+    }
+    Words& operator<<(int32_t value) { return *this << static_cast<uint32_t>(value); }
+    Words& operator<<(float value)
+    {
+        uint32_t word;
+        std::memcpy(&word, &value, sizeof word);
+        return *this << word;
+    }
+    std::string bytes;
+};
+
+inline void add_tokens(const VocabularySource& v, Chunks& chunks)
+{
+    using transformer::Chunk;
+    const size_t n = v.tokens.size();
+    const auto expect = [&](const char* what, size_t count) {
+        if (count && count != n)
+            throw Error("the vocabulary has " + std::to_string(n) + " tokens but " + std::to_string(count) + " " + what);
+    };
+    expect("scores", v.scores.size());
+    expect("token types", v.types.size());
+    if (n > 1u << 24) throw Error("the vocabulary has " + std::to_string(n) + " tokens, more than 2^24");
+    if (v.kind == transformer::VocabularyKind::none) throw Error("the vocabulary has tokens but no kind");
+
+    Words info, stop, offsets, scores, sorted, merges, classes;
+    info << static_cast<uint32_t>(v.kind) << v.flags << static_cast<uint32_t>(n) << v.bos << v.eos << v.unknown << v.pad
+         << v.separator << v.classify << v.mask << v.split_rule;
+    chunks.add(Chunk::info, info.bytes);
+    for (const int32_t id : v.stop) stop << id;
+    if (!v.stop.empty()) chunks.add(Chunk::stop, stop.bytes);
+
+    std::string text, types;
+    for (const std::string& token : v.tokens) {
+        offsets << static_cast<uint32_t>(text.size());
+        text += token;
+        if (text.size() > UINT32_MAX - 3) throw Error("the text of the vocabulary is larger than 4 GiB");
+    }
+    offsets << static_cast<uint32_t>(text.size());
+    chunks.add(Chunk::offsets, offsets.bytes);
+    chunks.add(Chunk::text, text);
+    for (const float score : v.scores) scores << score;
+    if (!v.scores.empty()) chunks.add(Chunk::scores, scores.bytes);
+    for (const transformer::TokenType type : v.types) types += static_cast<char>(type);
+    if (types.empty()) types.assign(n, static_cast<char>(transformer::TokenType::normal));
+    chunks.add(Chunk::types, types);
+
+    std::vector<uint32_t> order(n);
+    std::iota(order.begin(), order.end(), 0u);
+    // compare() is memcmp's order: unsigned bytes, a prefix before what it begins.
+    std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+        const int c = v.tokens[a].compare(v.tokens[b]);
+        return c ? c < 0 : a < b;
+    });
+    for (const uint32_t id : order) sorted << id;
+    chunks.add(Chunk::sorted, sorted.bytes);
+    if (!v.merges.empty()) {
+        auto list = v.merges;       // of a pair that is listed twice, the first (lowest) rank counts, as in every tokenizer
+        std::sort(list.begin(), list.end());
+        list.erase(std::unique(list.begin(), list.end(), [](const auto& a, const auto& b) { return a[0] == b[0] && a[1] == b[1]; }),
+                   list.end());
+        for (const auto& m : list) merges << m[0] << m[1] << m[2] << m[3];
+        chunks.add(Chunk::merges, merges.bytes);
+    }
+    if (!v.classes.empty()) {
+        auto list = v.classes;
+        std::sort(list.begin(), list.end());
+        for (const auto& c : list) classes << c[0] << c[1] << c[2];
+        chunks.add(Chunk::classes, classes.bytes);
+    }
+    if (!v.normal.empty()) chunks.add(Chunk::normal, v.normal);
+}
+
+// Empty if the source has nothing to say. Labels can stand without tokens, all else describes tokens.
+inline std::string vocabulary_section(const VocabularySource& v)
+{
+    using transformer::Chunk;
+    Chunks chunks;
+    if (!v.tokens.empty()) add_tokens(v, chunks);
+    if (!v.chat_template.empty()) chunks.add(Chunk::chat_template, v.chat_template);
+    if (!v.labels.empty()) chunks.add(Chunk::labels, v.labels);
+    return chunks.bytes();
+}
+
+// ---- The layout ------------------------------------------------------------------------------------------------------
+
+struct Layout {
+    struct Entry {
+        const TensorSource* tensor;
+        DType type;
+        uint64_t offset;
+        bool has_data;              // false: another entry of the same identity is written there
+    };
+    std::vector<Entry> entries;     // in the table's order, which is the data's order too
+    std::string vocabulary;
+    uint64_t vocabulary_at = 0, size = 0;
+};
+
+inline Layout lay_out(const Source& source, const WriteOptions& options)
+{
+    using transformer::round_up;
+    if (options.convert && options.type == DType::u8) throw Error("u8 is no type for matrices");
+    Layout layout;
+    for (const TensorSource& t : source.tensors) {
+        if ((t.role & 0x7f) >= static_cast<uint8_t>(Role::n_roles) || t.stack > 1 || t.layer > UINT16_MAX)
+            throw Error("a tensor of stack " + std::to_string(t.stack) + ", layer " + std::to_string(t.layer) + ", role " +
+                        std::to_string(t.role) + " has no place in a checkpoint");
+        if (!t.rows || !t.cols || !t.count || t.cols >= uint32_t{1} << 31 || !t.read)
+            throw Error(tensor_name(t) + ": (" + std::to_string(t.count) + ", " + std::to_string(t.rows) + ", " +
+                        std::to_string(t.cols) + ") is no shape of a matrix");
+        layout.entries.push_back({&t, written_type(t, options), 0, true});
+    }
+    const auto key = [](const Layout::Entry& e) {
+        return std::make_tuple(e.tensor->stack, e.tensor->layer, e.tensor->role & 0x7f, e.tensor->role >> 7);
+    };
+    std::stable_sort(layout.entries.begin(), layout.entries.end(),
+                     [&](const Layout::Entry& a, const Layout::Entry& b) { return key(a) < key(b); });
+    for (size_t i = 1; i < layout.entries.size(); i++)
+        if (key(layout.entries[i]) == key(layout.entries[i - 1]))
+            throw Error(tensor_name(*layout.entries[i].tensor) + ": there are two tensors of this name");
+
+    layout.vocabulary = vocabulary_section(source.vocabulary);
+    layout.vocabulary_at = round_up(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size(), data_alignment);
+    uint64_t at = round_up(layout.vocabulary_at + layout.vocabulary.size(), data_alignment);
+    // Two uses of one tensor may ask for different types (no reader does): then each is written.
+    std::map<std::tuple<uint64_t, DType, uint32_t, uint32_t, uint32_t>, uint64_t> written;
+    for (Layout::Entry& e : layout.entries) {
+        const TensorSource& t = *e.tensor;
+        if (t.identity) {
+            const auto found = written.emplace(std::make_tuple(t.identity, e.type, t.rows, t.cols, t.count), at);
+            e.has_data = found.second;
+            e.offset = found.first->second;
+            if (!e.has_data) continue;
+        }
+        e.offset = at;
+        const uint64_t size = mul_sat(t.count, transformer::matrix_bytes(e.type, t.rows, t.cols));
+        if (size > (uint64_t{1} << 62) - at) throw Error(tensor_name(t) + ": is too large for a file");
+        at = round_up(at + size, data_alignment);
+    }
+    layout.size = at;
+    return layout;
+}
+
+inline uint64_t checkpoint_size(const Source& source, const WriteOptions& options) { return lay_out(source, options).size; }
+
+// ---- Writing ---------------------------------------------------------------------------------------------------------
+
+using Sink = std::function<void(const unsigned char* bytes, size_t n)>;
+
+// Rows of a plain type as they are stored.
+inline void encode_rows(DType type, const float* values, size_t n, unsigned char* out)
+{
+    switch (type) {
+    case DType::f32:
+        for (size_t i = 0; i < n; i++) store_f32(out + 4 * i, values[i]);
+        break;
+    case DType::f16:
+        for (size_t i = 0; i < n; i++) store_u16(out + 2 * i, transformer::f32_to_f16(values[i]));
+        break;
+    case DType::bf16:
+        for (size_t i = 0; i < n; i++) store_u16(out + 2 * i, transformer::f32_to_bf16(values[i]));
+        break;
+    default:
+        for (size_t i = 0; i < n; i++) {
+            if (!(values[i] >= 0.0f && values[i] <= 255.0f)) throw Error("a byte of a table is " + std::to_string(values[i]));
+            out[i] = static_cast<unsigned char>(values[i]);
+        }
+    }
+}
+
+inline void write_tensor(const TensorSource& t, DType type, const Sink& sink)
+{
+    constexpr uint32_t tile_rows = 16;
+    const bool tiles = transformer::is_quantised(type), as_stored = tiles && type == t.stored && t.read_tile;
+    // Narrow tensors go in larger pieces, so that a call costs little beside its work.
+    const uint32_t piece = tiles ? tile_rows : tile_rows * std::max(1u, 4096u / t.cols);
+    const uint32_t most = std::min(piece, t.rows);
+    const uint64_t bytes = tiles ? transformer::matrix_bytes(type, tile_rows, t.cols) : transformer::matrix_bytes(type, most, t.cols);
+    if (std::max<uint64_t>(bytes, uint64_t{4} * most * t.cols) > std::numeric_limits<size_t>::max() / 2)
+        throw Error(tensor_name(t) + ": its rows are too long for this platform");
+    std::vector<float> values(as_stored ? 0 : size_t{most} * t.cols);
+    std::vector<unsigned char> out(static_cast<size_t>(bytes));
+    for (uint32_t matrix = 0; matrix < t.count; matrix++)
+        for (uint64_t first = 0; first < t.rows; first += piece) {
+            const uint32_t at = static_cast<uint32_t>(first), n = std::min(piece, t.rows - at);
+            if (as_stored) {
+                t.read_tile(matrix, at / tile_rows, out.data());
+            } else {
+                t.read(matrix, at, n, values.data());
+                if (tiles)
+                    transformer::quantize_tile(type, values.data(), n, t.cols, out.data());
+                else
+                    encode_rows(type, values.data(), size_t{n} * t.cols, out.data());
+            }
+            sink(out.data(), tiles ? out.size() : static_cast<size_t>(transformer::matrix_bytes(type, n, t.cols)));
+        }
+}
+
+inline void write_checkpoint(const Source& source, const WriteOptions& options, const Layout& layout, const Sink& sink)
+{
+    uint64_t at = 0;
+    const auto put = [&](const unsigned char* bytes, size_t n) {
+        sink(bytes, n);
+        at += n;
+        if (options.progress) options.progress(at, layout.size);
+    };
+    const auto pad_to = [&](uint64_t target) {
+        static const unsigned char zeros[data_alignment] = {};
+        if (target > at) put(zeros, static_cast<size_t>(target - at)); // never more than 63
+    };
+
+    std::vector<unsigned char> head(static_cast<size_t>(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size()));
+    std::memcpy(head.data(), "TRNSFRMR", 8);
+    store_u32(&head[8], TRANSFORMER_FORMAT_VERSION);
+    store_u32(&head[12], static_cast<uint32_t>(layout.entries.size()));
+    store_u64(&head[16], layout.size);
+    store_u64(&head[24], layout.vocabulary_at);
+    store_u64(&head[32], layout.vocabulary.size());
+    store_u32(&head[40], 2);
+    for (size_t stack = 0; stack < 2; stack++) {
+        uint32_t words[config_bytes / 4];                      // Config is 64 words in the host's byte order
+        std::memcpy(words, stack ? &source.encoder : &source.main, config_bytes);
+        unsigned char* record = head.data() + header_bytes + stack * config_bytes;
+        for (const uint32_t word : words) {
+            store_u32(record, word);
+            record += 4;
+        }
+    }
+    unsigned char* p = head.data() + header_bytes + 2 * config_bytes;
+    for (const Layout::Entry& e : layout.entries) {
+        p[0] = e.tensor->role;
+        p[1] = static_cast<unsigned char>(e.type);
+        p[2] = static_cast<unsigned char>(e.tensor->stack);
+        store_u16(p + 4, static_cast<uint16_t>(e.tensor->layer));
+        store_u32(p + 8, e.tensor->rows);
+        store_u32(p + 12, e.tensor->cols);
+        store_u32(p + 16, e.tensor->count);
+        store_u64(p + 24, e.offset);
+        p += entry_bytes;
+    }
+    put(head.data(), head.size());
+    pad_to(layout.vocabulary_at);
+    if (!layout.vocabulary.empty())
+        put(reinterpret_cast<const unsigned char*>(layout.vocabulary.data()), layout.vocabulary.size());
+    for (const Layout::Entry& e : layout.entries)
+        if (e.has_data) {
+            pad_to(e.offset);
+            write_tensor(*e.tensor, e.type, put);
+        }
+    pad_to(layout.size);
+}
+
+inline AlignedBytes write_to_memory(const Source& source, const WriteOptions& options)
+{
+    const Layout layout = lay_out(source, options);
+    AlignedBytes out(layout.size);
+    size_t at = 0;
+    write_checkpoint(source, options, layout, [&](const unsigned char* bytes, size_t n) {
+        std::memcpy(out.data + at, bytes, n);
+        at += n;
+    });
+    return out;
+}
+
+// A file that has its name only once it is complete: written beside it, then renamed over what was there.
+class NewFile {
+public:
+    explicit NewFile(const std::string& path) : path_(path), target_(path)
+    {
+        namespace fs = std::filesystem;
+        std::error_code error;
+        if (fs::is_symlink(target_, error)) {                  // replace what a link points to, not the link
+            const fs::path real = fs::canonical(target_, error);
+            if (!error) target_ = real;
+        }
+        const auto status = fs::status(target_, error);
+        if (path.empty() || target_.filename().empty()) throw Error("\"" + path + "\" names no file to write to");
+        if (fs::is_directory(status)) throw Error(path + ": is a folder; name a file in it");
+        if (fs::exists(status) && !fs::is_regular_file(status)) throw Error(path + ": is a pipe or device; name a file");
+        std::random_device random;
+        do {
+            temporary_ = target_;
+            temporary_ += ".part-" + std::to_string(random());
+        } while (fs::exists(temporary_, error));
+        stream_ = std::fopen(temporary_.string().c_str(), "wb");
+        if (!stream_) fail();
+    }
+    NewFile(const NewFile&) = delete;
+    NewFile& operator=(const NewFile&) = delete;
+    ~NewFile() { discard(); }
+
+    void write(const unsigned char* bytes, size_t n)
+    {
+        if (std::fwrite(bytes, 1, n, stream_) != n) fail();
+    }
+    void commit()
+    {
+        if (std::fflush(stream_) != 0) fail();
+#ifdef TRANSFORMER_HAS_MMAP
+        // Some file systems find out that they are full only here; and a name must not outlive its bytes in a power cut. Not
+        // every one can do it: EINVAL says no more than that.
+        if (::fsync(::fileno(stream_)) != 0 && errno != EINVAL) fail();
+#endif
+        FILE* stream = std::exchange(stream_, nullptr);
+        if (std::fclose(stream) != 0) fail();
+        std::error_code error;
+        std::filesystem::rename(temporary_, target_, error);
+        if (error) fail(error.value());
+        temporary_.clear();
+    }
+
+private:
+    [[noreturn]] void fail() { fail(errno); }
+    [[noreturn]] void fail(int code)
+    {
+        discard();
+        throw file_error(path_, "cannot be written", code);
+    }
+    void discard()
+    {
+        if (stream_) std::fclose(std::exchange(stream_, nullptr));
+        std::error_code error;
+        if (!temporary_.empty()) std::filesystem::remove(temporary_, error);
+        temporary_.clear();
+    }
+    std::string path_;
+    std::filesystem::path target_, temporary_;
+    FILE* stream_ = nullptr;
+};
+
+inline void write_to_file(const Source& source, const WriteOptions& options, const std::string& path)
+{
+    const Layout layout = lay_out(source, options);
+    NewFile file(path);
+    write_checkpoint(source, options, layout, [&](const unsigned char* bytes, size_t n) { file.write(bytes, n); });
+    file.commit();
+}
+
+}  // namespace weights
+#endif
