@@ -18,15 +18,36 @@
 //
 // Licence: MIT, see LICENSE.
 //
-// Contents (search for the tag)                                                                          about lines
-//   Part I    Interface   // >> 1 Switches   // >> 2 Status       // >> 3 Config     // >> 4 Tensors          620
-//                         // >> 5 Model      // >> 6 Session      // >> 7 Functions
-//   Part II   Model       // >> 8 Operations // >> 9 Forward      // >> 10 The block // >> 11 Attention       830
-//                         // >> 12 Feed-forward  // >> 13 Positions   // >> 14 Norms
-//   Part III  Numbers     // >> 15 Formats   // >> 16 Mathematics // >> 17 Products  // >> 18 Rooms           980
-//                         // >> 19 Kernels
-//   Part IV   Bytes       // >> 20 Checkpoint  // >> 21 Tokenizer // >> 22 Sampler   // >> 23 Generate        900
-//                         // >> 24 Threads   // >> 25 Files
+// Contents: search for a tag; behind it the budget of lines that `make lint` holds it to
+//   Part I    Interface
+//     >> 1 Switches                     70   macros
+//     >> 2 Status                       22   what every fallible function returns
+//     >> 3 Config                      130   all that changes the numbers; the record of the file
+//     >> 4 Tensors                      55   views of weights, their roles
+//     >> 5 Model                       130   slots that are present or absent
+//     >> 6 Session                     220   options, observer, and plan(): where everything lies
+//     >> 7 Functions                   200   the interface in use; switches of the implementation
+//   Part II   The model
+//     >> 8 Operations                   75   what the model is written in
+//     >> 9 Forward                     130   embed, blocks, final norm, head; encoders
+//     >> 10 The block                   55   one function, every published wiring
+//     >> 11 Attention                  430   MHA, GQA, MQA, MLA, cross; its order of arithmetic
+//     >> 12 Feed-forward               145   gated or plain, experts, router
+//     >> 13 Positions                  135   embeddings, convolution, sinusoids, RoPE
+//     >> 14 Norms                       20   LayerNorm and RMSNorm are one function
+//   Part III  Numbers
+//     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
+//     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
+//     >> 17 Products                   105   y = W x + b, shared out over threads
+//     >> 18 Rooms                      260   an ISA is one struct of words
+//     >> 19 Kernels                    560   written once over the words
+//   Part IV   Bytes
+//     >> 20 Checkpoint                 440   the flat file: layout, checks, open, start
+//     >> 21 Tokenizer                  330   text to ids and back
+//     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
+//     >> 23 Generate                    70   prompt, sample, feed back
+//     >> 24 Threads                    125   a small pool, on request
+//     >> 25 Files                      100   map or read a file; can be left out
 //
 // Notation: T tokens of a batch, S positions attended to, D dim, H n_heads, K n_kv_heads, d head_dim, F hidden_dim,
 // E n_experts, V vocab_size, L n_layers, G groups of 32 columns. Shapes stand in parentheses, matrices are row-major
@@ -2370,35 +2391,39 @@ template <DType type, uint32_t NQ> static void scores_of(const float* const* q, 
     for (; many > 1 && t < n_tiles; t++) score_tiles<type, NQ, 1>(q, d, k + t * tile_bytes, s + t * 16);
 }
 
-// NQ weighted sums of value rows: one chain of fused multiply-adds over the keys for each element.
+// NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element.
+template <DType type, uint32_t NQ, uint32_t NV>
+static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n, float* out)
+{
+    constexpr uint32_t bytes = unit_bytes(type);
+    const bool part = n < NV * lanes;
+    unsigned char buffer[64] = {};
+    V::f32 acc[NQ][NV];
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
+        TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::zero();
+    for (uint32_t j = 0; j < n_keys; j++) {
+        const unsigned char* from = v + (uint64_t{j} * dv + e) * bytes;
+        if (part) from = static_cast<const unsigned char*>(memcpy(buffer, from, n * bytes));
+        V::f32 u[NV];
+        TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) u[r] = load_as<type>(from + r * lanes * bytes);
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
+            const V::f32 w = V::set(p[i * attention_block + j]);
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::fma(w, u[r], acc[i][r]);
+        }
+    }
+    for (uint32_t i = 0; i < NQ; i++) {
+        float values[16];
+        float* const to = part ? values : out + uint64_t{i} * dv + e;
+        TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) V::store(to + r * lanes, acc[i][r]);
+        if (part) memcpy(out + uint64_t{i} * dv + e, values, n * sizeof(float));
+    }
+}
 template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
 {
-    constexpr uint32_t bytes = unit_bytes(type), width = lanes == 1 ? 1 : 2;
+    constexpr uint32_t many = lanes == 1 ? 1 : 2;
     uint32_t e = 0;
-    for (; e + width * lanes <= dv; e += width * lanes) {
-        V::f32 acc[NQ][width];
-        TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
-            TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) acc[i][r] = V::zero();
-        for (uint32_t j = 0; j < n_keys; j++) {
-            V::f32 u[width];
-            TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) u[r] = load_as<type>(v + (uint64_t{j} * dv + e + r * lanes) * bytes);
-            TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
-                const V::f32 w = V::set(p[i * attention_block + j]);
-                TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) acc[i][r] = V::fma(w, u[r], acc[i][r]);
-            }
-        }
-        TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
-            TRANSFORMER_UNROLL for (uint32_t r = 0; r < width; r++) V::store(out + uint64_t{i} * dv + e + r * lanes, acc[i][r]);
-    }
-    for (; e < dv; e++)
-        for (uint32_t i = 0; i < NQ; i++) {
-            float acc = 0;
-            for (uint32_t j = 0; j < n_keys; j++) {
-                const unsigned char* const u = v + (uint64_t{j} * dv + e) * bytes;
-                acc = fused(p[i * attention_block + j], type == DType::f32 ? load_f32(u) : f16_to_f32(static_cast<uint16_t>(load_u16(u))), acc);
-            }
-            out[uint64_t{i} * dv + e] = acc;
-        }
+    for (; e + many * lanes <= dv; e += many * lanes) mix_part<type, NQ, many>(p, n_keys, v, dv, e, many * lanes, out);
+    for (; e < dv; e += lanes) mix_part<type, NQ, 1>(p, n_keys, v, dv, e, least(lanes, dv - e), out);
 }
 
 template <DType type> static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
