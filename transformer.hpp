@@ -254,7 +254,7 @@ constexpr uint64_t matrix_bytes(DType t, uint64_t rows, uint64_t cols)
 // the head, once in the model), the second once a layer.
 #define TRANSFORMER_ROLES(X)                                                                                            \
     X(token_embedding) X(type_embedding) X(position_embedding) X(embedding_norm) X(embedding_proj) X(conv1) X(conv2)    \
-    X(rope_freqs) X(layer_flags) X(alibi_slopes) X(relative_rows) X(final_norm) X(head_dense) X(head_norm) X(lm_head)   \
+    X(rope_freqs) X(layer_flags) X(alibi_slopes) X(relative_rows) X(final_norm) X(final_proj) X(head_dense) X(head_norm) X(lm_head)   \
     X(attn_norm_pre) X(attn_norm_post) X(attn_norm_out) X(cross_norm_pre) X(cross_norm_post) X(cross_norm_out)          \
     X(ffn_norm_pre) X(ffn_norm_post) X(ffn_norm_out) X(wq) X(wk) X(wv) X(wo) X(q_norm) X(k_norm) X(sinks)               \
     X(relative_bias) X(rel_key) X(rel_query) X(wq_a) X(q_a_norm) X(wkv_a) X(kv_a_norm) X(wk_b) X(wv_b)                  \
@@ -317,6 +317,7 @@ struct Stack {                      // an encoder or a decoder
     Tensor alibi_slopes;            // (H) [13]
     Tensor relative_rows;           // DeBERTa: (2 M + 1): which row of rel_key a distance j - i uses
     Norm final_norm;
+    Linear final_proj;              // (embedding_dim, D), OPT-350M
     uint32_t first_entry = 0;       // where the layers begin in the tensor table
 };
 
@@ -692,6 +693,11 @@ namespace TRANSFORMER_NAMESPACE {
 
 // ==== Part II: The model =============================================================================================
 
+#if defined(__GNUC__)
+#define TRANSFORMER_OUTLINE [[gnu::noinline]]                  // keeps stack frames small
+#else
+#define TRANSFORMER_OUTLINE
+#endif
 constexpr bool has_fma = TRANSFORMER_FMA;
 constexpr float lowest_f32 = -3.402823466e+38f, most_f32 = 3.402823466e+38f;            // "no key", "chosen"
 
@@ -740,10 +746,11 @@ static void store_u16(unsigned char* p, uint32_t x);
 
 static float* floats(const Session& s, Region r) { return static_cast<float*>(static_cast<void*>(s.memory + s.plan.at[r])); }
 static const Config& config(const Session& s) { return s.stack->config; }
-template <class T> static T least(T a, T b) { return a < b ? a : b; }
-template <class T> static T most(T a, T b) { return a > b ? a : b; }
+template <class T> struct Same { typedef T type; };             // the second argument takes the first one's type
+template <class T> static T least(T a, typename Same<T>::type b) { return a < b ? a : b; }
+template <class T> static T most(T a, typename Same<T>::type b) { return a > b ? a : b; }
 
-static bool observe(Session& s, Event::Kind kind, uint32_t layer, Rows rows)
+TRANSFORMER_OUTLINE static bool observe(Session& s, Event::Kind kind, uint32_t layer, Rows rows)
 {
     if (!s.options.observer || s.cancelled) return !s.cancelled;
     Event e;
@@ -777,6 +784,7 @@ static bool run(Session& s, const Stack& stack, const Input& in, uint32_t first,
         if (!observe(s, Event::layer_output, i, x)) return false;
     }
     s.hidden = norm(s, stack.final_norm, x, x.data);
+    if (stack.final_proj.w) s.hidden = linear(s, stack.final_proj, s.hidden, floats(s, region_h));
     return observe(s, Event::hidden, 0, s.hidden);
 }
 
@@ -801,10 +809,10 @@ static void head(Session& s, bool all)
         h = {y, 1, d};
     } else if (!all || c.pooling == Pooling::last) h = {h.data + uint64_t{h.count - 1} * d, 1, d};
     if (m.head_dense.w) {
-        h = linear(s, m.head_dense, h, floats(s, region_h));
+        h = linear(s, m.head_dense, h, floats(s, h.data == floats(s, region_h) ? region_y : region_h));
         activate(s, c.head_activation, h.data, uint64_t{h.count} * h.dim);
     }
-    h = norm(s, m.head_norm, h, floats(s, region_h));
+    h = norm(s, m.head_norm, h, h.data);
     s.logits = floats(s, region_logits);
     s.logit_rows = h.count;
     linear(s, m.lm_head, h, s.logits);
@@ -888,7 +896,7 @@ TRANSFORMER_API Status encode(Session& s, const Input& in, Rows* hidden)
 static Rows attention(Session& s, const Attention& w, Rows x);
 static Rows cross_attention(Session& s, const Attention& w, Rows x);
 
-static void block(Session& s, const Layer& w, Rows x)
+TRANSFORMER_OUTLINE static void block(Session& s, const Layer& w, Rows x)
 {
     const bool parallel_branches = (config(s).flags & flag_parallel) != 0;
     float* const h = floats(s, region_h);
@@ -959,7 +967,7 @@ static void store_keys(const Session& s, Keys keys, uint32_t first, const float*
         for (uint32_t h = 0; h < c.n_kv_heads; h++) {
             const uint64_t pos = uint64_t{first} + t, tile = pos / 16 * d * 16;
             unsigned char* const head = keys.data + h * keys.head_bytes;
-            if (pos % 16 == 0) memset(head + tile * unit_bytes(s.options.cache), 0, uint64_t{d} * 16 * unit_bytes(s.options.cache));
+            if (pos % 16 == 0) memset(head + tile * unit_bytes(s.options.cache), 0, size_t{d} * 16 * unit_bytes(s.options.cache));
             for (uint32_t i = 0; i < d; i++)
                 store_value(head, tile + uint64_t{i} * 16 + pos % 16, s.options.cache, k[(uint64_t{t} * c.n_kv_heads + h) * d + i]);
             for (uint32_t i = 0; i < dv; i++)
@@ -1096,7 +1104,7 @@ static void attend_slice(void* data, uint32_t slice)
 }
 
 // Give the observer each query's weights, from the scores once more: exp(s - m) / l.
-static void observe_weights(Attend& a)
+TRANSFORMER_OUTLINE static void observe_weights(Attend& a)
 {
     Session& s = *a.s;
     const Config& c = config(s);
@@ -1381,7 +1389,7 @@ static Rows feed_forward(Session& s, const FeedForward& w, Rows x)
     else {
         const Rows p = linear(s, w.router, x, floats(s, region_router));
         for (uint32_t t = 0; t < x.count; t++) route(s, w, p.data + uint64_t{t} * p.dim, p.data + uint64_t{x.count} * p.dim);
-        memset(y.data, 0, uint64_t{y.count} * y.dim * sizeof(float));
+        memset(y.data, 0, size_t{y.count} * y.dim * sizeof(float));
         for (uint32_t e = 0; e < c.n_experts; e++) {
             uint32_t n = 0;
             for (uint32_t t = 0; t < x.count; t++) {
@@ -1413,7 +1421,7 @@ static Rows feed_forward(Session& s, const FeedForward& w, Rows x)
 
 // >> 13 Positions -----------------------------------------------------------------------------------------------------
 
-static Rows embed_features(Session& s, const Input& in)        // Whisper: two convolutions of width 3 over time [23]
+TRANSFORMER_OUTLINE static Rows embed_features(Session& s, const Input& in)        // Whisper: two convolutions of width 3 over time [23]
 {
     const Config& c = config(s);
     float* const wide = floats(s, region_convolved);
@@ -1443,7 +1451,7 @@ static void add_row(float* x, const Tensor& table, uint32_t row, float* scratch)
 }
 
 // x = scale * token + position + type, norm, projection, each if the model has it.
-static Rows embed(Session& s, const Input& in, uint32_t first, uint32_t count)
+TRANSFORMER_OUTLINE static Rows embed(Session& s, const Input& in, uint32_t first, uint32_t count)
 {
     const Stack& k = *s.stack;
     const Config& c = k.config;
@@ -1473,7 +1481,7 @@ static Rows embed(Session& s, const Input& in, uint32_t first, uint32_t count)
     const bool norm_first = k.embedding_norm.w.cols == e;      // ALBERT; DeBERTa norms what is projected
     if (norm_first) norm(s, k.embedding_norm, x, x.data);
     if (k.embedding_proj.w) {
-        memcpy(scratch, x.data, uint64_t{x.count} * e * sizeof(float));
+        memcpy(scratch, x.data, size_t{x.count} * e * sizeof(float));
         x = linear(s, k.embedding_proj, {scratch, x.count, e}, x.data);
         for (uint32_t t = 0; k.position_embedding && k.position_embedding.cols != e && t < x.count; t++)
             add_row(x.data + uint64_t{t} * x.dim, k.position_embedding, s.base + t, scratch);
@@ -2606,7 +2614,7 @@ struct Slot { Tensor* w; Tensor* b; };
 static Slot slot(Linear& l) { return {&l.w, &l.b}; }
 static Slot slot(Norm& n) { return {&n.w, &n.b}; }
 
-static Slot slot_of(Role role, Model& m, Stack& k, Layer& l)
+static Slot slot_of(Role role, Model& m, Stack& k)
 {
     switch (role) {
     case Role::token_embedding: return {&k.token_embedding, nullptr};
@@ -2621,9 +2629,16 @@ static Slot slot_of(Role role, Model& m, Stack& k, Layer& l)
     case Role::alibi_slopes: return {&k.alibi_slopes, nullptr};
     case Role::relative_rows: return {&k.relative_rows, nullptr};
     case Role::final_norm: return slot(k.final_norm);
+    case Role::final_proj: return slot(k.final_proj);
     case Role::head_dense: return slot(m.head_dense);
     case Role::head_norm: return slot(m.head_norm);
     case Role::lm_head: return slot(m.lm_head);
+    default: return {nullptr, nullptr};
+    }
+}
+static Slot slot_of(Role role, Layer& l)
+{
+    switch (role) {
     case Role::attn_norm_pre: return slot(l.attn_norm.pre);
     case Role::attn_norm_post: return slot(l.attn_norm.post);
     case Role::attn_norm_out: return slot(l.attn_norm.out);
@@ -2666,78 +2681,92 @@ static Slot slot_of(Role role, Model& m, Stack& k, Layer& l)
     }
 }
 
-static Tensor tensor_of(const Model& m, const Entry& e)
+static void bind(Slot s, const Model& m, const Entry& e)
 {
-    return {m.bytes + e.offset, e.rows, e.cols, e.count, static_cast<DType>(e.dtype)};
-}
-static void bind(Model& m, const Entry& e, Stack& stack, Layer& layer)
-{
-    const Slot s = slot_of(static_cast<Role>(e.role), m, stack, layer);
-    *(e.bias ? s.b : s.w) = tensor_of(m, e);
+    Tensor* const t = e.bias ? s.b : s.w;
+    t->data = m.bytes + e.offset;
+    t->rows = e.rows;
+    t->cols = e.cols;
+    t->count = e.count;
+    t->dtype = static_cast<DType>(e.dtype);
 }
 
 // The view of block `index`, whose entries begin at `entry`; returns where the next block begins.
 static uint32_t bind_layer(const Model& m, uint32_t entry, uint32_t index, const Stack& stack, Layer* layer)
 {
-    *layer = Layer{};
+    memset(static_cast<void*>(layer), 0, sizeof *layer);       // all absent; no temporary on a small stack
     layer->index = index;
     layer->flags = stack.layer_flags ? stack.layer_flags.data[index] : static_cast<uint8_t>(layer_local);
     const uint32_t of = entry < m.n_tensors ? entry_at(m, entry).stack : 0;
     for (; entry < m.n_tensors; entry++) {
         const Entry e = entry_at(m, entry);
         if (e.stack != of || e.layer != index + 1) break;
-        const Slot s = slot_of(static_cast<Role>(e.role), const_cast<Model&>(m), const_cast<Stack&>(stack), *layer);  // a layer's role: only *layer is touched
-        *(e.bias ? s.b : s.w) = tensor_of(m, e);
+        bind(slot_of(static_cast<Role>(e.role), *layer), m, e);
     }
     return entry;
 }
 
 static Status bad(const char* text, const char* field, uint64_t where = 0) { return {Code::bad_config, text, field, where}; }
 
-static Config load_config(const unsigned char* p)
+static void load_config(const unsigned char* p, Config& c)     // Config is 64 words of 32 bits, floats among them
 {
-    uint32_t words[config_bytes / 4];
-    Config c;
-    for (uint32_t i = 0; i < config_bytes / 4; i++) words[i] = load_u32(p + 4 * i);
-    memcpy(&c, words, sizeof c);                               // Config is 64 words of 32 bits, floats among them
-    return c;
+    for (uint32_t i = 0; i < config_bytes / 4; i++) {
+        const uint32_t word = load_u32(p + 4 * i);
+        memcpy(static_cast<unsigned char*>(static_cast<void*>(&c)) + 4 * i, &word, 4);
+    }
 }
 
 // Ranges that keep every later product of sizes inside 64 bits.
-static Status check_config(const Config& c)
+struct Range { const char* name; uint16_t offset; uint32_t least, most; };
+static const Range ranges[] = {
+#define TRANSFORMER_RANGE(name, low, high) {#name, offsetof(Config, name), low, high},
+    TRANSFORMER_RANGE(dim, 1, 1u << 24) TRANSFORMER_RANGE(hidden_dim, 1, 1u << 24)
+    TRANSFORMER_RANGE(n_layers, 1, 4096) TRANSFORMER_RANGE(n_heads, 1, 65536)
+    TRANSFORMER_RANGE(n_kv_heads, 1, 65536) TRANSFORMER_RANGE(head_dim, 1, 65536)
+    TRANSFORMER_RANGE(v_head_dim, 1, 65536) TRANSFORMER_RANGE(vocab_size, 0, 1u << 24)
+    TRANSFORMER_RANGE(n_outputs, 0, 1u << 24) TRANSFORMER_RANGE(max_seq_len, 1, 1u << 28)
+    TRANSFORMER_RANGE(embedding_dim, 1, 1u << 24) TRANSFORMER_RANGE(n_types, 0, 65536)
+    TRANSFORMER_RANGE(n_experts, 0, 65536) TRANSFORMER_RANGE(n_experts_active, 0, 65536)
+    TRANSFORMER_RANGE(dense_hidden_dim, 0, 1u << 24) TRANSFORMER_RANGE(shared_hidden_dim, 0, 1u << 24)
+    TRANSFORMER_RANGE(n_groups, 0, 65536) TRANSFORMER_RANGE(n_groups_active, 0, 65536)
+    TRANSFORMER_RANGE(q_lora_rank, 0, 1u << 24) TRANSFORMER_RANGE(kv_lora_rank, 0, 65536)
+    TRANSFORMER_RANGE(nope_head_dim, 0, 65536) TRANSFORMER_RANGE(mla_v_head_dim, 0, 65536)
+    TRANSFORMER_RANGE(rope_dim, 0, 65536) TRANSFORMER_RANGE(rope_long_from, 0, 1u << 28)
+    TRANSFORMER_RANGE(window, 0, 1u << 28) TRANSFORMER_RANGE(window_ahead, 0, 1u << 28)
+    TRANSFORMER_RANGE(chunk, 0, 1u << 28) TRANSFORMER_RANGE(relative_distance, 0, 1u << 24)
+    TRANSFORMER_RANGE(n_features, 0, 65536) TRANSFORMER_RANGE(n_frames, 0, 1u << 24)
+    TRANSFORMER_RANGE(norm, 0, 1) TRANSFORMER_RANGE(activation, 0, 8)
+    TRANSFORMER_RANGE(head_activation, 0, 8) TRANSFORMER_RANGE(router, 0, 1)
+    TRANSFORMER_RANGE(pooling, 0, 3) TRANSFORMER_RANGE(flags, 0, 511)
+    TRANSFORMER_RANGE(decoder_start, 0, 1u << 24)
+#undef TRANSFORMER_RANGE
+};
+
+TRANSFORMER_OUTLINE static Status check_config(const Config& c)
 {
-    constexpr uint32_t wide = 1u << 24, deep = 4096;
-    struct Range { const char* name; uint32_t value, least, most; };
-    const Range ranges[] = {
-        {"dim", c.dim, 1, wide}, {"hidden_dim", c.hidden_dim, 1, wide}, {"n_layers", c.n_layers, 1, deep},
-        {"n_heads", c.n_heads, 1, 65536}, {"n_kv_heads", c.n_kv_heads, 1, c.n_heads}, {"head_dim", c.head_dim, 1, 65536},
-        {"v_head_dim", c.v_head_dim, 1, 65536}, {"vocab_size", c.vocab_size, 0, wide}, {"n_outputs", c.n_outputs, 0, wide},
-        {"max_seq_len", c.max_seq_len, 1, 1u << 28}, {"embedding_dim", c.embedding_dim, 1, wide}, {"n_types", c.n_types, 0, 65536},
-        {"n_experts", c.n_experts, 0, 65536}, {"n_experts_active", c.n_experts_active, c.n_experts ? 1u : 0u, c.n_experts},
-        {"dense_hidden_dim", c.dense_hidden_dim, 0, wide}, {"shared_hidden_dim", c.shared_hidden_dim, 0, wide},
-        {"n_groups", c.n_groups, 0, c.n_experts}, {"n_groups_active", c.n_groups_active, 0, most(c.n_groups, 1u)},
-        {"q_lora_rank", c.q_lora_rank, 0, wide}, {"kv_lora_rank", c.kv_lora_rank, 0, 65536}, {"nope_head_dim", c.nope_head_dim, 0, 65536},
-        {"mla_v_head_dim", c.mla_v_head_dim, 0, 65536}, {"rope_dim", c.rope_dim, 0, c.head_dim}, {"window", c.window, 0, 1u << 28},
-        {"window_ahead", c.window_ahead, 0, 1u << 28}, {"chunk", c.chunk, 0, 1u << 28}, {"relative_distance", c.relative_distance, 0, wide},
-        {"n_features", c.n_features, 0, 65536}, {"n_frames", c.n_frames, c.n_features ? 2u : 0u, wide},
-        {"norm", static_cast<uint32_t>(c.norm), 0, 1}, {"activation", static_cast<uint32_t>(c.activation), 0, 8},
-        {"head_activation", static_cast<uint32_t>(c.head_activation), 0, 8}, {"router", static_cast<uint32_t>(c.router), 0, 1},
-        {"pooling", static_cast<uint32_t>(c.pooling), 0, 3}, {"flags", c.flags, 0, 511}, {"decoder_start", c.decoder_start, 0, c.vocab_size}};
-    for (const Range& r : ranges)
-        if (r.value < r.least || r.value > r.most) return bad("a field of the configuration is out of range", r.name, r.value);
-    if (c.n_heads % c.n_kv_heads) return bad("n_kv_heads does not divide n_heads", "n_kv_heads", c.n_kv_heads);
-    if (c.rope_dim % 2) return bad("rotary positions need an even width", "rope_dim", c.rope_dim);
-    if (c.n_groups && c.n_experts % c.n_groups) return bad("n_groups does not divide n_experts", "n_groups", c.n_groups);
-    if (uint64_t{c.n_heads} * larger(larger(c.head_dim, c.v_head_dim), larger(c.rope_dim + c.nope_head_dim, c.mla_v_head_dim)) > wide)
-        return bad("the heads are too wide together", "head_dim", c.head_dim);
-    if (c.kv_lora_rank && (c.n_kv_heads != 1 || c.head_dim != c.rope_dim + c.kv_lora_rank || c.v_head_dim != c.kv_lora_rank || !c.mla_v_head_dim))
+    const unsigned char* const words = static_cast<const unsigned char*>(static_cast<const void*>(&c));
+    for (const Range& r : ranges) {
+        uint32_t value;
+        memcpy(&value, words + r.offset, 4);
+        if (value < r.least || value > r.most) return bad("a field of the configuration is out of range", r.name, value);
+    }
+    if (c.n_kv_heads > c.n_heads || c.n_heads % c.n_kv_heads) return bad("n_kv_heads does not divide n_heads", "n_kv_heads", c.n_kv_heads);
+    if (c.rope_dim > c.head_dim || c.rope_dim % 2) return bad("rotary positions need an even width of at most head_dim", "rope_dim", c.rope_dim);
+    if (c.n_experts_active > c.n_experts || (c.n_experts && !c.n_experts_active)) return bad("must be 1 to n_experts", "n_experts_active", c.n_experts_active);
+    if (c.n_groups > c.n_experts || (c.n_groups && c.n_experts % c.n_groups)) return bad("n_groups does not divide n_experts", "n_groups", c.n_groups);
+    if (c.n_groups_active > c.n_groups) return bad("more than n_groups", "n_groups_active", c.n_groups_active);
+    if (c.decoder_start > c.vocab_size) return bad("outside the vocabulary", "decoder_start", c.decoder_start);
+    if (c.n_features && c.n_frames < 2) return bad("features need at least two frames", "n_frames", c.n_frames);
+    const uint64_t widest = larger(larger(c.head_dim, c.v_head_dim), larger(uint64_t{c.rope_dim} + c.nope_head_dim, c.mla_v_head_dim));
+    if (c.n_heads * widest > 1u << 24) return bad("the heads are too wide together", "head_dim", c.head_dim);
+    if (c.kv_lora_rank && (c.n_kv_heads != 1 || c.head_dim != c.rope_dim + c.kv_lora_rank || c.v_head_dim != c.kv_lora_rank || !c.mla_v_head_dim || !c.nope_head_dim))
         return bad("latent attention has one cached row of rope_dim + kv_lora_rank", "kv_lora_rank", c.kv_lora_rank);
-    const float* const numbers[] = {&c.norm_eps, &c.qk_norm_eps, &c.rope_theta, &c.rope_scale, &c.attn_scale, &c.attn_softcap,
-        &c.logit_softcap, &c.logit_scale, &c.embedding_scale, &c.residual_scale, &c.qkv_clip, &c.routed_scale, &c.temperature_floor,
-        &c.temperature_scale, &c.mlp_clamp, &c.mlp_alpha};
-    for (const float* x : numbers)
-        if (!(*x <= most_f32 && *x >= lowest_f32)) return bad("a number of the configuration is not finite", "config", static_cast<uint64_t>(x - &c.norm_eps));
-    if (!(c.norm_eps >= 0)) return bad("must not be negative", "norm_eps");
+    for (size_t at = offsetof(Config, norm_eps); at < offsetof(Config, reserved); at += 4) {
+        float x;
+        memcpy(&x, words + at, 4);
+        if (!(x <= most_f32 && x >= lowest_f32)) return bad("a number of the configuration is not finite", "the word at", at);
+    }
+    if (!(c.norm_eps >= 0 && c.qk_norm_eps >= 0)) return bad("must not be negative", "norm_eps");
     if (!(c.rope_theta > 0)) return bad("must be positive", "rope_theta");
     for (uint32_t r : c.reserved)
         if (r) return bad("a reserved word is set: the file is newer than this program", "reserved", r);
@@ -2766,7 +2795,8 @@ static Shape shape_of(const Entry& e, const Config& c)
     case Role::alibi_slopes: return {1, c.n_heads, 1};
     case Role::relative_rows: return {1, distances, 1};
     case Role::final_norm: return {1, c.dim, 1};
-    case Role::head_dense: return {e.rows, c.dim, 1};
+    case Role::final_proj: return {c.embedding_dim, c.dim, 1};
+    case Role::head_dense: return {e.rows, e.cols, 1};
     case Role::head_norm: return {1, e.cols, 1};
     case Role::lm_head: return {c.n_outputs, e.cols, 1};
     case Role::q_norm: return e.cols == c.head_dim ? Shape{e.rows == 1 ? 1 : c.n_heads, c.head_dim, 1} : Shape{1, q, 1};
@@ -2803,7 +2833,7 @@ static bool is_matrix(Role r)                                  // may have any t
 {
     switch (r) {
     case Role::token_embedding: case Role::type_embedding: case Role::position_embedding: case Role::embedding_proj: case Role::conv1:
-    case Role::conv2: case Role::head_dense: case Role::lm_head: case Role::wq: case Role::wk: case Role::wv: case Role::wo: case Role::wq_a:
+    case Role::conv2: case Role::final_proj: case Role::head_dense: case Role::lm_head: case Role::wq: case Role::wk: case Role::wv: case Role::wo: case Role::wq_a:
     case Role::wkv_a: case Role::wk_b: case Role::wv_b: case Role::cross_wq: case Role::cross_wk: case Role::cross_wv: case Role::cross_wo:
     case Role::gate: case Role::up: case Role::down: case Role::router: case Role::shared_gate: case Role::shared_up: case Role::shared_down:
     case Role::shared_router: return true;
@@ -2811,7 +2841,17 @@ static bool is_matrix(Role r)                                  // may have any t
     }
 }
 
-static Status check_entry(const Model& m, const Entry& e, uint64_t size)
+static bool takes_bias(Role r)
+{
+    switch (r) {
+    case Role::token_embedding: case Role::type_embedding: case Role::position_embedding: case Role::rope_freqs: case Role::layer_flags:
+    case Role::alibi_slopes: case Role::relative_rows: case Role::sinks: case Role::relative_bias: case Role::rel_key: case Role::rel_query:
+    case Role::wk_b: case Role::wv_b: case Role::router_bias: return false;
+    default: return true;
+    }
+}
+
+TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, uint64_t size)
 {
     const char* const name = role_name(e.role);
     const Config& c = e.stack ? m.encoder.config : m.main.config;
@@ -2822,10 +2862,12 @@ static Status check_entry(const Model& m, const Entry& e, uint64_t size)
     if (e.stack && (role == Role::lm_head || role == Role::head_dense || role == Role::head_norm)) return wrong("a head belongs to the main stack", 0);
     if (e.dtype >= n_dtypes) return wrong("unknown number format", e.dtype);
     const DType type = static_cast<DType>(e.dtype);
+    if (e.bias && !takes_bias(role)) return wrong("this tensor has no bias", e.layer);
+    if ((role == Role::rel_key || role == Role::rel_query) && (is_causal(c) || c.n_kv_heads != c.n_heads || !c.relative_distance))
+        return wrong("relative keys belong to an encoder with as many key heads as query heads", e.layer);
     Shape want = shape_of(e, c);
     if (!want.rows) return wrong("this model has no such tensor", e.layer);
-    if (e.bias) want = {1, role == Role::q_norm || role == Role::k_norm || want.rows == 1 ? want.cols : want.rows, want.count};
-    if (e.bias && (role == Role::q_norm || role == Role::k_norm) && e.rows > 1) want.rows = e.rows;
+    if (e.bias && is_matrix(role)) want = {1, want.rows, want.count};
     if (e.rows != want.rows || e.cols != want.cols || e.count != want.count || !e.rows || !e.cols || !e.count)
         return wrong("a tensor's shape does not fit the configuration", e.layer);
     if (e.cols > 1u << 24 || e.rows > 1u << 24) return wrong("a tensor is too wide", e.layer);
@@ -2839,64 +2881,43 @@ static Status check_entry(const Model& m, const Entry& e, uint64_t size)
     return {};
 }
 
-static Status check_values(const Stack& k)                     // tables whose values become indices
+// relative_rows holds row numbers of the layers' rel_key and rel_query.
+static Status check_relative(const Model& m, const Stack& k, uint32_t end)
 {
-    const Tensor& t = k.relative_rows;
-    for (uint32_t i = 0; t && i < t.cols; i++) {
-        const float row = load_f32(t.data + 4 * uint64_t{i});
-        if (!(row >= 0 && row < 65536)) return {Code::bad_tensor, "a row number is out of range", "relative_rows", i};
+    float rows = 65536;
+    for (uint32_t i = k.first_entry; i < end; i++) {
+        const Entry e = entry_at(m, i);
+        if (e.role != static_cast<uint32_t>(Role::rel_key) && e.role != static_cast<uint32_t>(Role::rel_query)) continue;
+        if (!k.relative_rows) return {Code::missing_tensor, "a tensor is missing", "relative_rows", 0};
+        rows = least(rows, static_cast<float>(e.rows));
+    }
+    for (uint32_t i = 0; k.relative_rows && i < k.relative_rows.cols; i++) {
+        const float row = load_f32(k.relative_rows.data + 4 * uint64_t{i});
+        if (!(row >= 0 && row < rows)) return {Code::bad_tensor, "a row number is out of range", "relative_rows", i};
     }
     return {};
 }
 
-static Status check_layer(const Model& m, const Stack& k, const Layer& l)
+// What a block must have: `seen` has a bit for each role that the table names in it.
+TRANSFORMER_OUTLINE static Status check_layer(const Config& c, uint64_t seen, uint32_t n_experts, uint32_t index)
 {
-    const Config& c = k.config;
-    const auto missing = [&](const char* name) { return Status{Code::missing_tensor, "a tensor is missing", name, l.index}; };
-    const Attention& a = l.self;
-    if (!a.wq.w) return missing("wq");
-    if (!a.wo.w) return missing("wo");
-    if (c.kv_lora_rank) {
-        if (!a.wkv_a.w) return missing("wkv_a");
-        if (!a.wk_b) return missing("wk_b");
-        if (!a.wv_b) return missing("wv_b");
-        if (c.q_lora_rank && !a.wq_a.w) return missing("wq_a");
-    } else {
-        if (!a.wk.w) return missing("wk");
-        if (!a.wv.w) return missing("wv");
-    }
-    if (c.flags & flag_cross) {
-        if (!l.cross.wq.w) return missing("cross_wq");
-        if (!l.cross.wk.w) return missing("cross_wk");
-        if (!l.cross.wv.w) return missing("cross_wv");
-        if (!l.cross.wo.w) return missing("cross_wo");
-    }
-    const FeedForward& f = l.ffn;
-    if (!f.experts.up.w) return missing("up");
-    if (!f.experts.down.w) return missing("down");
-    if ((f.experts.up.w.count > 1) != (f.router.w && c.n_experts > 1)) return missing("router");
-    if (f.shared.up.w && !f.shared.down.w) return missing("shared_down");
-    if (c.flags & flag_parallel && !l.ffn_norm.pre.w) return missing("ffn_norm_pre");
-    const Tensor* const stacked[] = {&f.experts.gate.w, &f.experts.down.w, &f.experts.gate.b, &f.experts.up.b, &f.experts.down.b};
-    for (const Tensor* t : stacked)
-        if (*t && t->count != f.experts.up.w.count) return {Code::bad_tensor, "the experts' tensors differ in number", "gate, up, down", l.index};
-    const Tensor* const rel[] = {&a.rel_key, &a.rel_query};
-    for (const Tensor* t : rel) {
-        if (*t && (!k.relative_rows || c.n_kv_heads != c.n_heads || is_causal(c) || c.v_head_dim != c.head_dim)) return bad("relative keys need relative_rows and as many key heads as query heads", "rel_key", l.index);
-        for (uint32_t i = 0; *t && i < k.relative_rows.cols; i++)
-            if (load_f32(k.relative_rows.data + 4 * uint64_t{i}) >= static_cast<float>(t->rows)) return {Code::bad_tensor, "a row number is out of range", "relative_rows", i};
-    }
-    (void)m;
+    struct Need { Role role; bool needed; };
+    const bool mla = c.kv_lora_rank != 0, cross = (c.flags & flag_cross) != 0;
+    const Need needs[] = {{Role::wq, true}, {Role::wo, true}, {Role::up, true}, {Role::down, true}, {Role::wk, !mla}, {Role::wv, !mla},
+                          {Role::wkv_a, mla}, {Role::wk_b, mla}, {Role::wv_b, mla}, {Role::wq_a, mla && c.q_lora_rank},
+                          {Role::cross_wq, cross}, {Role::cross_wk, cross}, {Role::cross_wv, cross}, {Role::cross_wo, cross},
+                          {Role::router, n_experts > 1}, {Role::ffn_norm_pre, (c.flags & flag_parallel) != 0},
+                          {Role::shared_down, (seen >> static_cast<uint32_t>(Role::shared_up) & 1) != 0}};
+    for (const Need& n : needs)
+        if (n.needed && !(seen >> static_cast<uint32_t>(n.role) & 1))
+            return {Code::missing_tensor, "a tensor is missing", role_name(static_cast<uint32_t>(n.role)), index};
     return {};
 }
 
 static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary* v);
 
-TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
+static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
 {
-    const unsigned char* const p = static_cast<const unsigned char*>(bytes);
-    *model = Model{};
-    Model m;
     if (!p || size < 8 || memcmp(p, magic, 8) != 0) return {Code::not_a_checkpoint, "these bytes are not a transformer.hpp checkpoint", "magic", 0};
     if (reinterpret_cast<uintptr_t>(p) % 4) return {Code::misaligned, "the checkpoint must lie at a multiple of 4 bytes (64 is faster)", "bytes", reinterpret_cast<uintptr_t>(p) % 64};
     if (size < table_offset) return {Code::truncated, "the file ends inside its header", "header", size};
@@ -2907,8 +2928,8 @@ TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
     m.n_tensors = load_u32(p + 12);
     m.table = p + table_offset;
     if (m.n_tensors > (size - table_offset) / entry_bytes) return {Code::truncated, "the tensor table reaches past the end of the file", "tensors", m.n_tensors};
-    m.main.config = load_config(p + header_bytes);
-    m.encoder.config = load_config(p + header_bytes + config_bytes);
+    load_config(p + header_bytes, m.main.config);
+    load_config(p + header_bytes + config_bytes, m.encoder.config);
     if (Status s = check_config(m.main.config); !s) return s;
     if (m.encoder.config.n_layers)
         if (Status s = check_config(m.encoder.config); !s) return s;
@@ -2918,29 +2939,32 @@ TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
     if (cross && !is_causal(m.main.config)) return bad("only a decoder has cross attention", "flags", m.main.config.flags);
 
     uint64_t before = 0;
-    Layer layer;
     uint32_t at = 0;
     for (uint32_t stack = 0; stack < 2; stack++) {             // globals of the stack, then its blocks
         Stack& k = stack ? m.encoder : m.main;
         if (!k.config.n_layers) continue;
         for (uint32_t index = 0; index <= k.config.n_layers; index++) {
-            layer = Layer{};
-            layer.index = index ? index - 1 : 0;
+            uint64_t seen = 0;
+            uint32_t n_experts = 0;
             if (index == 1) k.first_entry = at;
             for (; at < m.n_tensors; at++) {
                 const Entry e = entry_at(m, at);
+                const Role role = static_cast<Role>(e.role);
                 if (e.stack != stack || e.layer != index) break;
                 if (at && e.key <= before) return {Code::bad_tensor, e.key == before ? "a tensor is there twice" : "the tensor table is not in order", role_name(e.role), at};
                 before = e.key;
                 if (Status s = check_entry(m, e, size); !s) return s;
-                const Slot slot_there = slot_of(static_cast<Role>(e.role), m, k, layer);
-                if (!(e.bias ? slot_there.b : slot_there.w)) return {Code::bad_tensor, "this tensor has no bias", role_name(e.role), at};
-                bind(m, e, k, layer);
+                if (role == Role::gate || role == Role::up || role == Role::down) {
+                    if (n_experts && n_experts != e.count) return {Code::bad_tensor, "the experts' tensors differ in number", role_name(e.role), at};
+                    n_experts = e.count;
+                }
+                if (!e.bias) seen |= uint64_t{1} << e.role;
+                if (index == 0) bind(slot_of(role, m, k), m, e);
             }
             if (index)
-                if (Status s = check_layer(m, k, layer); !s) return s;
+                if (Status s = check_layer(k.config, seen, n_experts, index - 1); !s) return s;
         }
-        if (Status s = check_values(k); !s) return s;
+        if (Status s = check_relative(m, k, at); !s) return s;
         if (k.config.vocab_size && !k.token_embedding) return {Code::missing_tensor, "a tensor is missing", "token_embedding", stack};
         if (k.config.embedding_dim != k.config.dim && !k.embedding_proj.w && k.config.vocab_size) return {Code::missing_tensor, "a tensor is missing", "embedding_proj", stack};
         if (k.config.n_features && (!k.conv1.w || !k.conv2.w)) return {Code::missing_tensor, "a tensor is missing", "conv1, conv2", stack};
@@ -2951,7 +2975,8 @@ TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
         return {Code::bad_tensor, e.key <= before ? "the tensor table is not in order" : "the tensor table names an unknown place", role_name(e.role), at};
     }
     if (m.main.config.n_outputs && !m.lm_head.w) return {Code::missing_tensor, "a tensor is missing", "lm_head", 0};
-    uint32_t width = m.main.config.dim;
+    uint32_t width = m.main.final_proj.w ? m.main.final_proj.w.rows : m.main.config.dim;
+    if (m.head_dense.w && m.head_dense.w.cols != width) return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
     if (m.head_dense.w) width = m.head_dense.w.rows;
     if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width) || (m.lm_head.w && m.lm_head.w.cols != width))
         return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
@@ -2960,8 +2985,16 @@ TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
         if (vocabulary % 4 || vocabulary > size || vocabulary_bytes > size - vocabulary) return {Code::truncated, "the vocabulary reaches past the end of the file", "vocabulary", vocabulary};
         if (Status s = open_vocabulary(p + vocabulary, vocabulary_bytes, &m.vocabulary); !s) return s;
     }
-    *model = m;
     return {};
+}
+
+TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
+{
+    memset(static_cast<void*>(model), 0, sizeof *model);       // no temporary on a small stack
+    model->vocabulary = Vocabulary{};
+    const Status status = open_checked(static_cast<const unsigned char*>(bytes), size, *model);
+    if (!status) model->bytes = nullptr;
+    return status;
 }
 
 TRANSFORMER_API uint64_t session_size(const Model& m, const Options& o) { return plan(m.main.config, m.encoder.config, o).at[n_regions]; }
@@ -2970,7 +3003,7 @@ TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uin
 {
     constexpr uint32_t longest = 1u << 26;
     const auto wrong = [](const char* text, const char* field, uint64_t value) { return Status{Code::bad_argument, text, field, value}; };
-    *session = Session{};
+    memset(static_cast<void*>(session), 0, sizeof *session);   // no temporary on a small stack
     if (!m.bytes) return wrong("the model is not open", "model", 0);
     if (!o.capacity || o.capacity > longest) return wrong("must be 1 to 2^26", "options.capacity", o.capacity);
     if (o.source_capacity > longest) return wrong("must be at most 2^26", "options.source_capacity", o.source_capacity);
