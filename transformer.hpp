@@ -548,7 +548,7 @@ struct Session {
     uint32_t source_count = 0;      // rows of encoder output
     const uint8_t* mask = nullptr;  // of the running encoder's input
     const uint8_t* source_mask = nullptr;
-    uint32_t rope_rows = 0;         // rows of each set in region_rope
+    uint32_t rope_rows = 0;         // where the second set begins in region_rope
     bool rope_long = false;         // row 1 of rope_freqs is in use
     bool cancelled = false;
     float* logits = nullptr;        // of the last forward: logit_rows rows of n_outputs
@@ -654,21 +654,24 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #define TRANSFORMER_IMPLEMENTED
 
 // Which rooms this build has; the first is always compiled, the others stand beside it.
-#define TRANSFORMER_X86 0
-#define TRANSFORMER_NEON 0
 #ifdef TRANSFORMER_ISA
-#define TRANSFORMER_BASE_ROOM TRANSFORMER_ISA
+#define TRANSFORMER_BASE_ROOM TRANSFORMER_ISA                  // the compiler's flags must allow it
+#define TRANSFORMER_MORE_ROOMS 0
 #else
 #define TRANSFORMER_BASE_ROOM Scalar
+#define TRANSFORMER_MORE_ROOMS 1
+#endif
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-#undef TRANSFORMER_X86
 #define TRANSFORMER_X86 1
 #include <immintrin.h>
-#elif defined(__aarch64__) && defined(__ARM_NEON) && defined(__ARM_FP) && !defined(__ARM_BIG_ENDIAN)
-#undef TRANSFORMER_NEON
+#else
+#define TRANSFORMER_X86 0
+#endif
+#if defined(__aarch64__) && defined(__ARM_NEON) && !defined(__ARM_BIG_ENDIAN)
 #define TRANSFORMER_NEON 1
 #include <arm_neon.h>
-#endif
+#else
+#define TRANSFORMER_NEON 0
 #endif
 #if TRANSFORMER_X86
 #define TRANSFORMER_HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))   // f16c came before both
@@ -695,8 +698,10 @@ namespace TRANSFORMER_NAMESPACE {
 
 #if defined(__GNUC__)
 #define TRANSFORMER_OUTLINE [[gnu::noinline]]                  // keeps stack frames small
+#define TRANSFORMER_COPY __builtin_memcpy                      // -ffreestanding would call memcpy, even for 4 bytes
 #else
 #define TRANSFORMER_OUTLINE
+#define TRANSFORMER_COPY memcpy
 #endif
 constexpr bool has_fma = TRANSFORMER_FMA;
 constexpr float lowest_f32 = -3.402823466e+38f, most_f32 = 3.402823466e+38f;            // "no key", "chosen"
@@ -1507,7 +1512,7 @@ static void prepare_rope(Session& s, uint32_t count)
                 out[half + i] *= c.rope_scale;
             }
         }
-    s.rope_rows = count;
+    s.rope_rows = sets > 1 ? count : 0;
 }
 
 // (x_i, x_{i + half}) turned by the angle of position t.
@@ -1550,8 +1555,8 @@ static void activate(const Session& s, Activation kind, float* x, uint64_t n)
 //
 // value = scale q (q8_0), scale (q - 8) (q4_0), scale q + minimum (q4_1). Missing rows and columns are stored as zeros.
 
-static uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
-static float of_bits(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+static uint32_t bits_of(float x) { uint32_t u; TRANSFORMER_COPY(&u, &x, 4); return u; }
+static float of_bits(uint32_t u) { float x; TRANSFORMER_COPY(&x, &u, 4); return x; }
 static uint32_t load_u16(const unsigned char* p) { return static_cast<uint32_t>(p[0]) | static_cast<uint32_t>(p[1]) << 8; }
 static uint32_t load_u32(const unsigned char* p) { return load_u16(p) | load_u16(p + 2) << 16; }
 static uint64_t load_u64(const unsigned char* p) { return load_u32(p) | static_cast<uint64_t>(load_u32(p + 4)) << 32; }
@@ -1694,8 +1699,8 @@ static float sqrt_f32(float x)                                 // correctly roun
     return of_bits((static_cast<uint32_t>(e + 127) << 23) + (root - 0x800000u));
 }
 
-static double of_bits64(uint64_t u) { double x; memcpy(&x, &u, 8); return x; }
-static uint64_t bits_of64(double x) { uint64_t u; memcpy(&u, &x, 8); return u; }
+static double of_bits64(uint64_t u) { double x; TRANSFORMER_COPY(&x, &u, 8); return x; }
+static uint64_t bits_of64(double x) { uint64_t u; TRANSFORMER_COPY(&u, &x, 8); return u; }
 
 static double exp_f64(double x)                                // |x| < 700; Taylor series on [-ln 2 / 2, ln 2 / 2]
 {
@@ -1979,7 +1984,7 @@ struct Avx2 {
 
 private:
     static __m128i half(const unsigned char* p) { return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p))); }
-    static i32 four(const int8_t* x) { int32_t v; memcpy(&v, x, 4); return iset(v); }
+    static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
     static i32 widen(i32 acc, i32 pairs) { return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 };
 #if defined(__clang__)
@@ -2039,7 +2044,7 @@ struct Neon {
     static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot(acc, vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)), x); }
 
 private:
-    static bytes four(const int8_t* x) { int32_t v; memcpy(&v, x, 4); return vreinterpretq_s8_s32(iset(v)); }
+    static bytes four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return vreinterpretq_s8_s32(iset(v)); }
 };
 #endif
 
@@ -2508,7 +2513,7 @@ static constexpr Kernels kernels = {
 #define TRANSFORMER_UNROLL
 #endif
 
-#if TRANSFORMER_X86                                            // >> rooms beyond the first: one block each
+#if TRANSFORMER_X86 && TRANSFORMER_MORE_ROOMS                  // rooms beyond the first: one block each
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
@@ -2530,7 +2535,7 @@ static constexpr Kernels kernels = {
 #define TRANSFORMER_AVX2_KERNELS nullptr
 #endif
 
-#if TRANSFORMER_NEON
+#if TRANSFORMER_NEON && TRANSFORMER_MORE_ROOMS
 #define TRANSFORMER_ROOM Neon
 #define TRANSFORMER_ROOM_SPACE neon_room
 #include TRANSFORMER_SELF
@@ -3082,9 +3087,9 @@ static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary*
         default: break;
         }
     }
-    if (v.kind == VocabularyKind::none) {                      // labels alone, without a tokenizer
+    if (v.kind == VocabularyKind::none) {                      // stop ids and labels, without a tokenizer
         *out = v;
-        return v.offsets || v.text || v.stop ? wrong("a chunk is missing", "info") : Status{};
+        return v.offsets || v.text ? wrong("a chunk is missing", "info") : Status{};
     }
     const uint64_t n = v.n_tokens;
     if (offsets != 4 * (n + 1) || types != n || sorted != 4 * n || (v.scores && scores != 4 * n)) return wrong("a chunk has the wrong length", "tokens", n);

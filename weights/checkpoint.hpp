@@ -25,6 +25,7 @@ inline std::string tensor_name(const TensorSource& t)
     std::string name = t.stack ? "encoder " : "";
     if (t.layer) name += "layer " + std::to_string(t.layer - 1) + " ";
     name += transformer::role_name(t.role);
+    if (t.role & transformer::role_bias) name += " bias";
     return name;
 }
 
@@ -115,12 +116,10 @@ inline void add_tokens(const VocabularySource& v, Chunks& chunks)
     if (n > 1u << 24) throw Error("the vocabulary has " + std::to_string(n) + " tokens, more than 2^24");
     if (v.kind == transformer::VocabularyKind::none) throw Error("the vocabulary has tokens but no kind");
 
-    Words info, stop, offsets, scores, sorted, merges, classes;
+    Words info, offsets, scores, sorted, merges, classes;
     info << static_cast<uint32_t>(v.kind) << v.flags << static_cast<uint32_t>(n) << v.bos << v.eos << v.unknown << v.pad
          << v.separator << v.classify << v.mask << v.split_rule;
     chunks.add(Chunk::info, info.bytes);
-    for (const int32_t id : v.stop) stop << id;
-    if (!v.stop.empty()) chunks.add(Chunk::stop, stop.bytes);
 
     std::string text, types;
     for (const std::string& token : v.tokens) {
@@ -168,7 +167,10 @@ inline std::string vocabulary_section(const VocabularySource& v)
 {
     using transformer::Chunk;
     Chunks chunks;
+    Words stop;
+    for (const int32_t id : v.stop) stop << id;
     if (!v.tokens.empty()) add_tokens(v, chunks);
+    if (!v.stop.empty()) chunks.add(Chunk::stop, stop.bytes);
     if (!v.chat_template.empty()) chunks.add(Chunk::chat_template, v.chat_template);
     if (!v.labels.empty()) chunks.add(Chunk::labels, v.labels);
     return chunks.bytes();

@@ -261,11 +261,11 @@ inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::stri
             throw Error(what + name + " is " + std::to_string(value) + ", it must be from 1 to " + std::to_string(most));
         return static_cast<uint32_t>(value);
     };
-    // Generous limits: the largest that anyone trained times a hundred. What is really needed is the file's exact length.
+    // Generous limits, inside those of the runtime. What really guards is the file's exact length.
     const int32_t vocab_size = load_i32(p + 20);
     h.dim = field("dim", load_i32(p), 1 << 20);
     h.hidden_dim = field("hidden_dim", load_i32(p + 4), 1 << 24);
-    h.n_layers = field("n_layers", load_i32(p + 8), 65534);
+    h.n_layers = field("n_layers", load_i32(p + 8), 4096);
     h.n_heads = field("n_heads", load_i32(p + 12), h.dim);
     h.n_kv_heads = field("n_kv_heads", load_i32(p + 16), h.n_heads);
     if (h.version == 0) h.tied = vocab_size > 0;

@@ -1,0 +1,121 @@
+// What the kernels and a whole model do on this machine: `make bench`. Figures are medians of several runs, one thread unless
+// said otherwise; they move with the machine and the hour, so compare only pairs taken back to back.
+#define TRANSFORMER_IMPLEMENTATION
+#define TRANSFORMER_THREADS
+#include "transformer.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+namespace {
+
+using namespace transformer;
+
+template <class Work> double median_seconds(Work work)
+{
+    std::vector<double> times;
+    for (int run = 0; run < 7; run++) {
+        const auto begin = std::chrono::steady_clock::now();
+        work();
+        times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+uint32_t random_word(uint32_t& state) { return state = state * 1664525u + 1013904223u; }
+
+// One matrix product of a room: `bytes` of weights pass once, n rows of activations.
+void bench_product(Isa isa, const char* name, DType type, uint32_t n)
+{
+    const Kernels* const room = room_of(isa);
+    if (!room) return;
+    const uint32_t rows = 4096, cols = 2048;
+    std::vector<unsigned char> weights(matrix_bytes(type, rows, cols) + 64);
+    uint32_t state = 1;
+    for (unsigned char& w : weights) w = static_cast<unsigned char>(random_word(state) >> 24 & 0x3b);   // small finite values
+    std::vector<float> x(uint64_t{n} * cols), y(uint64_t{n} * rows);
+    for (float& v : x) v = static_cast<float>(random_word(state) >> 8) / 8388608.0f - 1.0f;
+    std::vector<Group> groups(uint64_t{n} * cols / 32);
+    for (uint32_t t = 0; t < n; t++) room->quantise(&x[uint64_t{t} * cols], cols, &groups[uint64_t{t} * cols / 32]);
+    const ProductJob job = {weights.data(), nullptr, rows, cols, 0, rows / 16, x.data(), groups.data(), n, y.data()};
+    const double s = median_seconds([&] { room->product[static_cast<uint32_t>(type)](job); });
+    std::printf("%-8s %-5s %4u rows  %7.1f GB/s of weights  %7.1f G multiply-adds/s\n", room->name, name, n,
+                static_cast<double>(matrix_bytes(type, rows, cols)) / s / 1e9, static_cast<double>(rows) * cols * n / s / 1e9);
+}
+
+// A stories15M-shaped attention layer's worth of keys: scores, softmax and values of one head.
+void bench_attention(Isa isa, uint32_t n_queries)
+{
+    const Kernels* const room = room_of(isa);
+    if (!room) return;
+    const uint32_t d = 64, blocks = 16;
+    std::vector<unsigned char> k(blocks * attention_block * d * 2, 0x2c), v(k);
+    std::vector<float> q(4 * d, 0.01f), scores(4 * attention_block), out(4 * d);
+    const float* const rows[4] = {&q[0], &q[d], &q[2 * d], &q[3 * d]};
+    const double s = median_seconds([&] {
+        for (uint32_t b = 0; b < blocks; b++) {
+            float m, l;
+            room->scores(rows, n_queries, d, &k[b * attention_block * d * 2], DType::f16, 8, scores.data());
+            for (uint32_t i = 0; i < n_queries; i++) room->softmax(&scores[i * attention_block], 8, &m, &l);
+            room->mix(scores.data(), n_queries, attention_block, &v[b * attention_block * d * 2], DType::f16, d, out.data());
+        }
+    });
+    std::printf("%-8s attention, f16 cache, %u queries together: %6.1f G multiply-adds/s\n", room->name, n_queries,
+                2.0 * d * blocks * attention_block * n_queries / s / 1e9);
+}
+
+void bench_model(const char* path, uint32_t n_threads)
+{
+    File file;
+    Model model;
+    Session session;
+    Options options;
+    ThreadPool pool(n_threads);
+    Status status = map_file(path, &file);
+    if (status) status = open(file.data, file.size, &model);
+    options.capacity = std::min(256u, model.main.config.max_seq_len);
+    options.slices = n_threads;
+    options.parallel_for = ThreadPool::parallel_for;
+    options.parallel_user = &pool;
+    std::vector<uint64_t> memory(session_size(model, options) / 8 + 8);
+    if (status) status = start(model, options, memory.data(), memory.size() * 8, &session);
+    if (!status) {
+        std::printf("%s: %s\n", path, status.text);
+        return;
+    }
+    std::vector<int32_t> ids(options.capacity / 2, 5);
+    Input in;
+    in.tokens = ids.data();
+    const double prefill = median_seconds([&] {
+        in.count = static_cast<uint32_t>(ids.size());
+        rewind(session, 0);
+        forward(session, in, nullptr);
+    });
+    const double decode = median_seconds([&] {
+        in.count = 1;
+        rewind(session, 0);
+        for (size_t i = 0; i < ids.size(); i++) forward(session, in, nullptr);
+    });
+    std::printf("%s, %u threads: prefill %u: %.0f tokens/s, decode %u: %.0f tokens/s\n", path, n_threads, options.capacity / 2,
+                static_cast<double>(ids.size()) / prefill, options.capacity / 2, static_cast<double>(ids.size()) / decode);
+    unmap_file(&file);
+}
+
+}  // namespace
+
+int main(int argc, char** argv)
+{
+    const struct { const char* name; DType type; } types[] = {{"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16},
+                                                             {"q8_0", DType::q8_0}, {"q4_0", DType::q4_0}, {"q4_1", DType::q4_1}};
+    for (Isa isa : {Isa::avx2, Isa::neon, Isa::scalar})
+        for (const auto& t : types)
+            for (uint32_t n : {1u, 64u})
+                if (isa != Isa::scalar || n == 1) bench_product(isa, t.name, t.type, n);
+    for (Isa isa : {Isa::avx2, Isa::neon, Isa::scalar})
+        for (uint32_t n : {1u, 4u}) bench_attention(isa, n);
+    for (uint32_t threads : {1u, default_threads()}) bench_model(argc > 1 ? argv[1] : "weights/stories.bin", threads);
+}
