@@ -2557,11 +2557,11 @@ static Isa base_isa(const char* name) { return name[0] == 's' ? Isa::scalar : na
 // The rooms of this build that this processor can run.
 static const Kernels* room_of(Isa isa)
 {
-    const Kernels* const avx2 = TRANSFORMER_AVX2_KERNELS;
-    const Kernels* const neon = TRANSFORMER_NEON_KERNELS;
-    const Kernels* const base = &base_room::kernels;
-    if (isa == Isa::best) return avx2 ? avx2 : neon ? neon : base;
-    return isa == base_isa(base->name) ? base : isa == Isa::avx2 ? avx2 : isa == Isa::neon ? neon : nullptr;
+    const struct { Isa isa; const Kernels* kernels; } rooms[] = {
+        {Isa::avx2, TRANSFORMER_AVX2_KERNELS}, {Isa::neon, TRANSFORMER_NEON_KERNELS}, {base_isa(base_room::kernels.name), &base_room::kernels}};
+    for (const auto& r : rooms)
+        if (r.kernels && (isa == Isa::best || isa == r.isa)) return r.kernels;
+    return nullptr;
 }
 TRANSFORMER_API bool room_available(Isa isa) { return room_of(isa) != nullptr; }
 TRANSFORMER_API const char* room_name(const Session& s) { return s.room->name; }
