@@ -23,7 +23,7 @@ run: main.cpp $(HEADERS)
 
 $(BUILD)/%.o: tests/%.cpp $(HEADERS) $(wildcard tests/*.hpp)
 	@mkdir -p $(BUILD)
-	$(CXX) $(FLAGS) $(WARN) -I. -isystem $(DOCTEST) -isystem $(DOCTEST)/.. -c $< -o $@
+	$(CXX) $(FLAGS) $(WARN) -I. -isystem $(DOCTEST) -c $< -o $@
 
 $(BUILD)/tests: $(TESTS)
 	$(CXX) $(FLAGS) $^ -o $@

@@ -1494,7 +1494,7 @@ TRANSFORMER_OUTLINE static Rows embed(Session& s, const Input& in, uint32_t firs
     return norm_first ? x : norm(s, k.embedding_norm, x, x.data);
 }
 
-// Row t of a set: rope_dim / 2 cosines, then as many sines of position * frequency, both times rope_scale [5].
+// Row t of a set: rope_dim / 2 cosines, then as many sines of position * frequency, in the first set times rope_scale [5].
 static void prepare_rope(Session& s, uint32_t count)
 {
     const Config& c = config(s);
@@ -1508,8 +1508,8 @@ static void prepare_rope(Session& s, uint32_t count)
             for (uint32_t t = 0; t < count; t++) {
                 float* const out = floats(s, region_rope) + (uint64_t{set} * count + t) * c.rope_dim;
                 cos_sin(static_cast<double>(static_cast<float>(s.base + t) * f), &out[i], &out[half + i]);
-                out[i] *= c.rope_scale;
-                out[half + i] *= c.rope_scale;
+                out[i] *= set ? 1.0f : c.rope_scale;           // the local set is plain
+                out[half + i] *= set ? 1.0f : c.rope_scale;
             }
         }
     s.rope_rows = sets > 1 ? count : 0;
@@ -2872,7 +2872,7 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, ui
         return wrong("relative keys belong to an encoder with as many key heads as query heads", e.layer);
     Shape want = shape_of(e, c);
     if (!want.rows) return wrong("this model has no such tensor", e.layer);
-    if (e.bias && is_matrix(role)) want = {1, want.rows, want.count};
+    if (e.bias && is_matrix(role)) want = {1, role == Role::head_dense ? e.cols : want.rows, want.count};
     if (e.rows != want.rows || e.cols != want.cols || e.count != want.count || !e.rows || !e.cols || !e.count)
         return wrong("a tensor's shape does not fit the configuration", e.layer);
     if (e.cols > 1u << 24 || e.rows > 1u << 24) return wrong("a tensor is too wide", e.layer);
@@ -2981,7 +2981,7 @@ static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
     }
     if (m.main.config.n_outputs && !m.lm_head.w) return {Code::missing_tensor, "a tensor is missing", "lm_head", 0};
     uint32_t width = m.main.final_proj.w ? m.main.final_proj.w.rows : m.main.config.dim;
-    if (m.head_dense.w && m.head_dense.w.cols != width) return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
+    if (m.head_dense.w && (m.head_dense.w.cols != width || (m.head_dense.b && m.head_dense.b.cols != m.head_dense.w.rows))) return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
     if (m.head_dense.w) width = m.head_dense.w.rows;
     if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width) || (m.lm_head.w && m.lm_head.w.cols != width))
         return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
