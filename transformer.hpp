@@ -473,7 +473,8 @@ constexpr uint64_t widest_input(const Config& c)               // the longest ro
 {
     const uint64_t conv = c.n_features ? 3 * larger(c.dim, c.n_features) : 0;
     const uint64_t heads = larger(mixed_width(c), uint64_t{c.n_heads} * c.mla_v_head_dim);
-    return larger(larger(larger(c.dim, c.embedding_dim), larger(widest_hidden(c), heads)), larger(conv, c.q_lora_rank));
+    const uint64_t latent = larger(larger(c.q_lora_rank, c.kv_lora_rank), c.nope_head_dim);
+    return larger(larger(larger(c.dim, c.embedding_dim), larger(widest_hidden(c), heads)), larger(conv, latent));
 }
 // T of one stack: a causal one takes batches, another needs its whole input at once.
 constexpr uint64_t batch_rows(const Config& c, const Options& o, bool source)
@@ -483,7 +484,7 @@ constexpr uint64_t batch_rows(const Config& c, const Options& o, bool source)
 }
 constexpr uint64_t source_rows(const Config& encoder, const Options& o)
 {
-    return encoder.n_frames ? encoder.n_frames / 2 : o.source_capacity ? o.source_capacity : o.capacity;
+    return encoder.n_layers && encoder.n_frames ? encoder.n_frames / 2 : o.source_capacity ? o.source_capacity : o.capacity;
 }
 
 // Bytes that one stack needs in a region when it runs t rows at once.
@@ -745,6 +746,7 @@ static float sqrt_f32(float x);
 static double exp_f64(double x);
 static double log_f64(double x);
 static void cos_sin(double angle, float* cosine, float* sine);
+static uint32_t bits_of(float x);
 static float load_f32(const unsigned char* p);                                          // little-endian, any address
 static void store_f32(unsigned char* p, float x);
 static void store_u16(unsigned char* p, uint32_t x);
@@ -878,7 +880,7 @@ TRANSFORMER_API Status encode(Session& s, const Input& in, Rows* hidden)
     if (lone && is_causal(stack.config)) return {Code::bad_argument, "this model has no encoder", "", 0};
     if (Status status = check_input(stack, in, batch_rows(stack.config, s.options, !lone)); !status) return status;
     s.mask = in.mask;
-    s.base = 0;
+    s.base = s.position = s.source_count = 0;                  // the encoder's keys take the place of the decoder's
     s.rope_long = false;
     if (!run(s, stack, in, 0, in.count)) return {Code::cancelled, "the observer stopped the encoder", "", 0};
     const Rows h = s.hidden;
@@ -1001,6 +1003,7 @@ static void visible(const Attend& a, uint32_t pos, uint32_t* lo, uint32_t* hi)
     if (c.window && pos + 1 > c.window) *lo = pos + 1 - c.window;
     if (c.window && !is_causal(c)) *hi = least(*hi, pos + c.window_ahead + 1);
     if (c.chunk) *lo = most(*lo, pos / c.chunk * c.chunk);
+    if (c.chunk && !is_causal(c)) *hi = least(*hi, (pos / c.chunk + 1) * c.chunk);
 }
 
 // What is added to the score of the query (row t, head h, position pos) and key j.
@@ -1082,7 +1085,7 @@ static void attend_rows(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t 
         for (uint32_t i = 0; i < n; i++) s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &m[i], &l[i]);
         s.room->mix(scores, n, n_keys, v, s.options.cache, dv, mixed);
         for (uint32_t i = 0; i < n; i++) {
-            if (!(m[i] > lowest_f32)) continue;                // no key of this block is visible
+            if (m[i] <= lowest_f32 && l[i] >= 0) continue;     // no key of this block is visible; a NaN goes on
             const float top = most(state[i][0], m[i]);
             const float old = exp_f32(state[i][0] - top), now = exp_f32(m[i] - top);
             state[i][0] = top;
@@ -1091,7 +1094,7 @@ static void attend_rows(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t 
         }
     }
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t e = 0; e < dv; e++) out[i][e] = state[i][1] > 0 ? out[i][e] / state[i][1] : 0.0f;
+        for (uint32_t e = 0; e < dv; e++) out[i][e] = state[i][1] <= 0 ? 0.0f : out[i][e] / state[i][1];
 }
 
 static void attend_slice(void* data, uint32_t slice)
@@ -1161,9 +1164,10 @@ static void norm_heads(const Session& s, const Norm& w, float* x, uint32_t rows,
         }
 }
 
+static float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }          // NaN stays
 static void clip(float* x, uint64_t n, float limit)
 {
-    for (uint64_t i = 0; limit > 0 && i < n; i++) x[i] = most(-limit, least(limit, x[i]));
+    for (uint64_t i = 0; limit > 0 && i < n; i++) x[i] = clamp(x[i], -limit, limit);
 }
 
 // Norm, position and scale of the query and key rows, in the model's order.
@@ -1187,7 +1191,7 @@ static void finish_heads(const Session& s, const Attention& w, float* q, uint32_
     }
     for (uint32_t t = 0; t < count; t++) {
         float scale = score_scale(c);
-        if (flags & layer_query_temperature)
+        if (flags & layer_query_temperature && c.temperature_floor >= 1)
             scale *= 1.0f + c.temperature_scale * log_f32(1.0f + static_cast<float>(static_cast<uint32_t>(static_cast<float>(s.base + t + 1) / c.temperature_floor)));
         for (uint64_t i = 0; i < uint64_t{n_q} * d; i++) q[uint64_t{t} * n_q * d + i] *= scale;
     }
@@ -1321,7 +1325,7 @@ static Rows mlp(Session& s, const Mlp& w, uint32_t expert, Rows x, float* y)
     if (!w.gate.w) activate(s, c.activation, u.data, n);
     else if (c.activation == Activation::clamped_swiglu)       // GPT-OSS: (up + 1) * g sigmoid(alpha g), both clamped
         for (uint64_t i = 0; i < n; i++) {
-            const float a = least(g[i], c.mlp_clamp), b = most(-c.mlp_clamp, least(u.data[i], c.mlp_clamp));
+            const float a = clamp(g[i], lowest_f32, c.mlp_clamp), b = clamp(u.data[i], -c.mlp_clamp, c.mlp_clamp);
             u.data[i] = (b + 1.0f) * (a / (1.0f + exp_f32(-c.mlp_alpha * a)));
         }
     else {
@@ -1341,6 +1345,10 @@ static void route(const Session& s, const FeedForward& w, float* p, float* score
     for (uint32_t e = 0; e < n; e++) {
         p[e] = c.router == Router::sigmoid ? 1.0f / (1.0f + exp_f32(-p[e])) : exp_f32(p[e] - top);
         sum += p[e];
+    }
+    if (!(sum >= 0)) {                                         // a NaN must not vanish with the experts that it would not choose
+        for (uint32_t e = 0; e < n; e++) p[e] = e < c.n_experts_active ? sum : 0.0f;
+        return;
     }
     for (uint32_t e = 0; e < n; e++) {
         if (c.router == Router::softmax) p[e] /= sum;
@@ -1399,7 +1407,7 @@ static Rows feed_forward(Session& s, const FeedForward& w, Rows x)
             uint32_t n = 0;
             for (uint32_t t = 0; t < x.count; t++) {
                 const float weight = p.data[uint64_t{t} * p.dim + e];
-                if (!(weight > 0 || weight < 0)) continue;
+                if (bits_of(weight) << 1 == 0) continue;
                 float* const to = gathered + uint64_t{n++} * c.dim;
                 memcpy(to, x.data + uint64_t{t} * c.dim, c.dim * sizeof(float));
                 for (uint32_t i = 0; c.flags & flag_scale_expert_input && i < c.dim; i++) to[i] *= weight;
@@ -1409,7 +1417,7 @@ static Rows feed_forward(Session& s, const FeedForward& w, Rows x)
             n = 0;
             for (uint32_t t = 0; t < x.count; t++) {
                 const float weight = p.data[uint64_t{t} * p.dim + e];
-                if (!(weight > 0 || weight < 0)) continue;
+                if (bits_of(weight) << 1 == 0) continue;
                 s.room->add(y.data + uint64_t{t} * c.dim, out.data + uint64_t{n++} * c.dim, c.flags & flag_scale_expert_input ? 1.0f : weight, c.dim);
             }
         }
@@ -2726,7 +2734,7 @@ struct Range { const char* name; uint16_t offset; uint32_t least, most; };
 static const Range ranges[] = {
 #define TRANSFORMER_RANGE(name, low, high) {#name, offsetof(Config, name), low, high},
     TRANSFORMER_RANGE(dim, 1, 1u << 24) TRANSFORMER_RANGE(hidden_dim, 1, 1u << 24)
-    TRANSFORMER_RANGE(n_layers, 1, 4096) TRANSFORMER_RANGE(n_heads, 1, 65536)
+    TRANSFORMER_RANGE(n_layers, 1, 1024) TRANSFORMER_RANGE(n_heads, 1, 65536)
     TRANSFORMER_RANGE(n_kv_heads, 1, 65536) TRANSFORMER_RANGE(head_dim, 1, 65536)
     TRANSFORMER_RANGE(v_head_dim, 1, 65536) TRANSFORMER_RANGE(vocab_size, 0, 1u << 24)
     TRANSFORMER_RANGE(n_outputs, 0, 1u << 24) TRANSFORMER_RANGE(max_seq_len, 1, 1u << 28)
@@ -2747,6 +2755,18 @@ static const Range ranges[] = {
 #undef TRANSFORMER_RANGE
 };
 
+struct Number { const char* name; uint16_t offset; bool negative; };
+static const Number numbers[] = {
+#define TRANSFORMER_NUMBER(name, negative) {#name, offsetof(Config, name), negative},
+    TRANSFORMER_NUMBER(norm_eps, false) TRANSFORMER_NUMBER(qk_norm_eps, false) TRANSFORMER_NUMBER(rope_theta, false)
+    TRANSFORMER_NUMBER(rope_scale, true) TRANSFORMER_NUMBER(attn_scale, false) TRANSFORMER_NUMBER(attn_softcap, false)
+    TRANSFORMER_NUMBER(logit_softcap, false) TRANSFORMER_NUMBER(logit_scale, true) TRANSFORMER_NUMBER(embedding_scale, true)
+    TRANSFORMER_NUMBER(residual_scale, true) TRANSFORMER_NUMBER(qkv_clip, false) TRANSFORMER_NUMBER(routed_scale, true)
+    TRANSFORMER_NUMBER(temperature_floor, false) TRANSFORMER_NUMBER(temperature_scale, true) TRANSFORMER_NUMBER(mlp_clamp, false)
+    TRANSFORMER_NUMBER(mlp_alpha, true)
+#undef TRANSFORMER_NUMBER
+};
+
 TRANSFORMER_OUTLINE static Status check_config(const Config& c)
 {
     const unsigned char* const words = static_cast<const unsigned char*>(static_cast<const void*>(&c));
@@ -2761,18 +2781,20 @@ TRANSFORMER_OUTLINE static Status check_config(const Config& c)
     if (c.n_groups > c.n_experts || (c.n_groups && c.n_experts % c.n_groups)) return bad("n_groups does not divide n_experts", "n_groups", c.n_groups);
     if (c.n_groups_active > c.n_groups) return bad("more than n_groups", "n_groups_active", c.n_groups_active);
     if (c.decoder_start > c.vocab_size) return bad("outside the vocabulary", "decoder_start", c.decoder_start);
-    if (c.n_features && c.n_frames < 2) return bad("features need at least two frames", "n_frames", c.n_frames);
+    if (c.n_features ? c.n_frames < 2 : c.n_frames != 0) return bad("frames and features belong together", "n_frames", c.n_frames);
+    if (c.n_features && (is_causal(c) || c.embedding_dim != c.dim)) return bad("features belong to an encoder as wide as its embedding", "n_features", c.n_features);
+    if (is_causal(c) && (c.pooling == Pooling::first || c.pooling == Pooling::mean)) return bad("a decoder can only pool its last row", "pooling", static_cast<uint64_t>(c.pooling));
     const uint64_t widest = larger(larger(c.head_dim, c.v_head_dim), larger(uint64_t{c.rope_dim} + c.nope_head_dim, c.mla_v_head_dim));
     if (c.n_heads * widest > 1u << 24) return bad("the heads are too wide together", "head_dim", c.head_dim);
     if (c.kv_lora_rank && (c.n_kv_heads != 1 || c.head_dim != c.rope_dim + c.kv_lora_rank || c.v_head_dim != c.kv_lora_rank || !c.mla_v_head_dim || !c.nope_head_dim))
         return bad("latent attention has one cached row of rope_dim + kv_lora_rank", "kv_lora_rank", c.kv_lora_rank);
-    for (size_t at = offsetof(Config, norm_eps); at < offsetof(Config, reserved); at += 4) {
+    for (const Number& n : numbers) {
         float x;
-        memcpy(&x, words + at, 4);
-        if (!(x <= most_f32 && x >= lowest_f32)) return bad("a number of the configuration is not finite", "the word at", at);
+        memcpy(&x, words + n.offset, 4);
+        if (!(x <= most_f32 && x >= (n.negative ? lowest_f32 : 0.0f))) return bad("a number of the configuration is out of range", n.name);
     }
-    if (!(c.norm_eps >= 0 && c.qk_norm_eps >= 0)) return bad("must not be negative", "norm_eps");
     if (!(c.rope_theta > 0)) return bad("must be positive", "rope_theta");
+    if (c.temperature_floor > 0 && c.temperature_floor < 1) return bad("must be 0 or at least 1", "temperature_floor");
     for (uint32_t r : c.reserved)
         if (r) return bad("a reserved word is set: the file is newer than this program", "reserved", r);
     return {};
@@ -2856,7 +2878,7 @@ static bool takes_bias(Role r)
     }
 }
 
-TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, uint64_t size)
+TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, const Entry& weight, uint64_t size)
 {
     const char* const name = role_name(e.role);
     const Config& c = e.stack ? m.encoder.config : m.main.config;
@@ -2872,7 +2894,10 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, ui
         return wrong("relative keys belong to an encoder with as many key heads as query heads", e.layer);
     Shape want = shape_of(e, c);
     if (!want.rows) return wrong("this model has no such tensor", e.layer);
-    if (e.bias && is_matrix(role)) want = {1, role == Role::head_dense ? e.cols : want.rows, want.count};
+    if (e.bias) {                                              // its weight is the entry before it
+        if (weight.key + 1 != e.key) return wrong("a bias stands without its weight", e.layer);
+        want = is_matrix(role) ? Shape{1, weight.rows, weight.count} : Shape{weight.rows, weight.cols, weight.count};
+    }
     if (e.rows != want.rows || e.cols != want.cols || e.count != want.count || !e.rows || !e.cols || !e.count)
         return wrong("a tensor's shape does not fit the configuration", e.layer);
     if (e.cols > 1u << 24 || e.rows > 1u << 24) return wrong("a tensor is too wide", e.layer);
@@ -2916,6 +2941,8 @@ TRANSFORMER_OUTLINE static Status check_layer(const Config& c, uint64_t seen, ui
     for (const Need& n : needs)
         if (n.needed && !(seen >> static_cast<uint32_t>(n.role) & 1))
             return {Code::missing_tensor, "a tensor is missing", role_name(static_cast<uint32_t>(n.role)), index};
+    if (seen >> static_cast<uint32_t>(Role::router) & 1 && n_experts != c.n_experts)
+        return {Code::bad_tensor, "a router stands before another number of experts", "router", index};
     return {};
 }
 
@@ -2958,7 +2985,7 @@ static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
                 if (e.stack != stack || e.layer != index) break;
                 if (at && e.key <= before) return {Code::bad_tensor, e.key == before ? "a tensor is there twice" : "the tensor table is not in order", role_name(e.role), at};
                 before = e.key;
-                if (Status s = check_entry(m, e, size); !s) return s;
+                if (Status s = check_entry(m, e, e.bias ? entry_at(m, at ? at - 1 : 0) : e, size); !s) return s;
                 if (role == Role::gate || role == Role::up || role == Role::down) {
                     if (n_experts && n_experts != e.count) return {Code::bad_tensor, "the experts' tensors differ in number", role_name(e.role), at};
                     n_experts = e.count;
@@ -2981,7 +3008,7 @@ static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
     }
     if (m.main.config.n_outputs && !m.lm_head.w) return {Code::missing_tensor, "a tensor is missing", "lm_head", 0};
     uint32_t width = m.main.final_proj.w ? m.main.final_proj.w.rows : m.main.config.dim;
-    if (m.head_dense.w && (m.head_dense.w.cols != width || (m.head_dense.b && m.head_dense.b.cols != m.head_dense.w.rows))) return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
+    if (m.head_dense.w && m.head_dense.w.cols != width) return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
     if (m.head_dense.w) width = m.head_dense.w.rows;
     if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width) || (m.lm_head.w && m.lm_head.w.cols != width))
         return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
@@ -3006,13 +3033,13 @@ TRANSFORMER_API uint64_t session_size(const Model& m, const Options& o) { return
 
 TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uint64_t size, Session* session)
 {
-    constexpr uint32_t longest = 1u << 26;
+    constexpr uint32_t longest = 1u << 24;                     // keeps plan() inside 64 bits
     const auto wrong = [](const char* text, const char* field, uint64_t value) { return Status{Code::bad_argument, text, field, value}; };
     memset(static_cast<void*>(session), 0, sizeof *session);   // no temporary on a small stack
     if (!m.bytes) return wrong("the model is not open", "model", 0);
-    if (!o.capacity || o.capacity > longest) return wrong("must be 1 to 2^26", "options.capacity", o.capacity);
-    if (o.source_capacity > longest) return wrong("must be at most 2^26", "options.source_capacity", o.source_capacity);
-    if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^26", "options.batch", o.batch);
+    if (!o.capacity || o.capacity > longest) return wrong("must be 1 to 2^24", "options.capacity", o.capacity);
+    if (o.source_capacity > longest) return wrong("must be at most 2^24", "options.source_capacity", o.source_capacity);
+    if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^24", "options.batch", o.batch);
     if (o.slices > 1024) return wrong("must be at most 1024", "options.slices", o.slices);
     if (o.cache != DType::f16 && o.cache != DType::f32) return wrong("must be f16 or f32", "options.cache", static_cast<uint64_t>(o.cache));
     const Kernels* const room = room_of(o.isa);
@@ -3092,7 +3119,7 @@ static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary*
         return v.offsets || v.text ? wrong("a chunk is missing", "info") : Status{};
     }
     const uint64_t n = v.n_tokens;
-    if (offsets != 4 * (n + 1) || types != n || sorted != 4 * n || (v.scores && scores != 4 * n)) return wrong("a chunk has the wrong length", "tokens", n);
+    if (!v.text || offsets != 4 * (n + 1) || types != n || sorted != 4 * n || (v.scores && scores != 4 * n)) return wrong("a chunk has the wrong length", "tokens", n);
     for (uint64_t i = 0; i <= n; i++) {
         const uint32_t at = load_u32(v.offsets + 4 * i);
         if (at > text_size || (i == 0 && at) || (i && at < load_u32(v.offsets + 4 * (i - 1)))) return wrong("a token's bytes lie outside the text", "offsets", i);
@@ -3267,7 +3294,7 @@ static int32_t special_at(const Vocabulary& v, const char* text, uint64_t n)
 {
     int32_t best = -1;
     uint32_t best_size = 0;
-    const uint32_t first = static_cast<unsigned char>(*text);
+    const uint32_t first = n ? static_cast<unsigned char>(*text) : 0;
     for (uint32_t i = 0; n && v.special_first[first / 32] >> first % 32 & 1 && i < v.n_tokens; i++) {
         const TokenType type = static_cast<TokenType>(v.types[i]);
         if (type != TokenType::control && type != TokenType::user_defined) continue;
@@ -3402,7 +3429,7 @@ static uint32_t next_random(uint64_t& state)                   // xorshift64*
 }
 
 // Probabilities as integers, so that sums are exact and have no order: w in [0, 1] as multiples of 2^-40.
-static uint64_t fixed(float w) { return static_cast<uint64_t>(w * 1099511627776.0f); }
+static uint64_t fixed(float w) { return w > 0 ? static_cast<uint64_t>(w * 1099511627776.0f) : 0; }
 
 // Keep the largest weights, as few as make `measure` (of those kept) reach `need`; among equals the lowest ids. Finds the
 // threshold by halving the bit patterns, which are ordered as the weights are.
@@ -3431,8 +3458,6 @@ static void keep_largest(float* w, uint32_t n, uint64_t need, bool by_count)
 TRANSFORMER_API Status sample(Sampler& s, float* logits, uint32_t n, int32_t* token)
 {
     if (!n) return {Code::bad_argument, "no logits", "n", 0};
-    for (uint32_t i = 0; i < n; i++)
-        if (bits_of(logits[i]) << 1 > 0xff000000u) return {Code::not_a_number, "a logit is NaN: the model's numbers are broken", "logits", i};
     const uint32_t recent = least(s.n_recent, 64u);
     for (uint32_t i = 0; has(Feature::sampling) && (s.repeat_penalty < 1.0f || s.repeat_penalty > 1.0f) && i < recent; i++) {
         bool seen = false;
@@ -3441,13 +3466,15 @@ TRANSFORMER_API Status sample(Sampler& s, float* logits, uint32_t n, int32_t* to
         float& x = logits[s.recent[i]];
         x = x > 0 ? x / s.repeat_penalty : x * s.repeat_penalty;
     }
+    for (uint32_t i = 0; i < n; i++)
+        if (bits_of(logits[i]) << 1 > 0xff000000u) return {Code::not_a_number, "a logit is NaN: the model's numbers are broken", "logits", i};
     uint32_t best = 0;
     for (uint32_t i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
     if (has(Feature::sampling) && s.temperature > 0) {
         const float top = logits[best];
         uint64_t total = 0;
-        for (uint32_t i = 0; i < n; i++) logits[i] = i == best ? 1.0f : exp_f32((logits[i] - top) / s.temperature);
+        for (uint32_t i = 0; i < n; i++) logits[i] = logits[i] >= top ? 1.0f : exp_f32((logits[i] - top) / s.temperature);
         if (s.top_k && s.top_k < n) keep_largest(logits, n, s.top_k, true);
         for (uint32_t i = 0; i < n; i++) total += fixed(logits[i]);
         if (s.top_p < 1.0f) {
@@ -3484,7 +3511,7 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
     const uint32_t before = s.position;
     float* logits = nullptr;
     if (n > s.options.capacity - s.position) return {Code::session_full, "the prompt is longer than what is left of the session", "ids", n};
-    const uint32_t step = s.options.all_logits ? s.options.batch : most(s.options.batch, 1u);
+    const uint32_t step = s.model->main.config.rope_long_from ? n : s.options.batch;    // LongRoPE looks at the whole prompt
     for (uint32_t done = 0; done < n;) {                       // batch by batch, so that emit() can stop a long prompt
         Input in;
         in.tokens = ids + done;
@@ -3576,11 +3603,12 @@ public:
     static void parallel_for(void* pool, uint32_t n, Task task, void* data)
     {
         ThreadPool& p = *static_cast<ThreadPool*>(pool);
-        p.task_ = task;
-        p.data_ = data;
-        p.n_ = n;
+        p.next_.store(UINT32_MAX / 2, std::memory_order_seq_cst);    // a worker that is late finds nothing while this changes
+        p.task_.store(task, std::memory_order_relaxed);
+        p.data_.store(data, std::memory_order_relaxed);
+        p.n_.store(n, std::memory_order_relaxed);
         p.done_.store(0, std::memory_order_relaxed);
-        p.next_.store(0, std::memory_order_relaxed);
+        p.next_.store(0, std::memory_order_release);
         p.announce();
         p.take();
         for (uint32_t spins = 0; p.done_.load(std::memory_order_acquire) < n || p.inside_.load(std::memory_order_acquire) > 0;)
@@ -3598,8 +3626,8 @@ private:
     }
     void take()
     {
-        for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_acq_rel)) < n_;) {
-            task_(data_, i);
+        for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_acq_rel)) < n_.load(std::memory_order_relaxed);) {
+            task_.load(std::memory_order_relaxed)(data_.load(std::memory_order_relaxed), i);
             done_.fetch_add(1, std::memory_order_release);
         }
     }
@@ -3625,8 +3653,8 @@ private:
         }
     }
 
-    Task task_ = nullptr;
-    void* data_ = nullptr;
+    std::atomic<Task> task_{nullptr};
+    std::atomic<void*> data_{nullptr};
     std::atomic<uint32_t> n_{0}, next_{0}, done_{0}, inside_{0}, sleepers_{0};
     std::atomic<uint64_t> round_{0};
     std::atomic<bool> stop_{false};
