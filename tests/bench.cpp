@@ -68,6 +68,24 @@ void bench_attention(Isa isa, uint32_t n_queries)
                 2.0 * d * blocks * attention_block * n_queries / s / 1e9);
 }
 
+// Norms of rows of 4,096 values: RMSNorm against LayerNorm.
+void bench_norm(Isa isa)
+{
+    const Kernels* const room = room_of(isa);
+    if (!room) return;
+    const uint32_t dim = 4096, rows = 256;
+    std::vector<float> x(dim, 0.5f), y(dim), w(dim, 1.0f), b(dim, 0.1f);
+    double seconds[2];
+    for (NormKind kind : {NormKind::rms, NormKind::layer})
+        seconds[static_cast<int>(kind)] = median_seconds([&] {
+            const unsigned char* const gain = static_cast<const unsigned char*>(static_cast<const void*>(w.data()));
+            const unsigned char* const shift = static_cast<const unsigned char*>(static_cast<const void*>(b.data()));
+            for (uint32_t i = 0; i < rows; i++) room->normalise(kind, x.data(), dim, gain, kind == NormKind::layer ? shift : nullptr, 1e-5f, y.data());
+        });
+    std::printf("%-8s norm of %u values: RMSNorm %.2f us, LayerNorm %.2f us (%.2f times)\n", room->name, dim, seconds[0] / rows * 1e6,
+                seconds[1] / rows * 1e6, seconds[1] / seconds[0]);
+}
+
 void bench_model(const char* path, uint32_t n_threads)
 {
     File file;
@@ -117,5 +135,6 @@ int main(int argc, char** argv)
                 if (isa != Isa::scalar || n == 1) bench_product(isa, t.name, t.type, n);
     for (Isa isa : {Isa::avx2, Isa::neon, Isa::scalar})
         for (uint32_t n : {1u, 4u}) bench_attention(isa, n);
+    for (Isa isa : {Isa::avx2, Isa::neon, Isa::scalar}) bench_norm(isa);
     for (uint32_t threads : {1u, default_threads()}) bench_model(argc > 1 ? argv[1] : "weights/stories.bin", threads);
 }
