@@ -2785,7 +2785,7 @@ TRANSFORMER_OUTLINE static Status check_config(const Config& c)
     if (c.n_features && (is_causal(c) || c.embedding_dim != c.dim)) return bad("features belong to an encoder as wide as its embedding", "n_features", c.n_features);
     if (is_causal(c) && (c.pooling == Pooling::first || c.pooling == Pooling::mean)) return bad("a decoder can only pool its last row", "pooling", static_cast<uint64_t>(c.pooling));
     const uint64_t widest = larger(larger(c.head_dim, c.v_head_dim), larger(uint64_t{c.rope_dim} + c.nope_head_dim, c.mla_v_head_dim));
-    if (c.n_heads * widest > 1u << 24) return bad("the heads are too wide together", "head_dim", c.head_dim);
+    if (c.n_heads * widest > 1u << 23) return bad("the heads are too wide together", "head_dim", c.head_dim);
     if (c.kv_lora_rank && (c.n_kv_heads != 1 || c.head_dim != c.rope_dim + c.kv_lora_rank || c.v_head_dim != c.kv_lora_rank || !c.mla_v_head_dim || !c.nope_head_dim))
         return bad("latent attention has one cached row of rope_dim + kv_lora_rank", "kv_lora_rank", c.kv_lora_rank);
     for (const Number& n : numbers) {
@@ -3511,7 +3511,7 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
     const uint32_t before = s.position;
     float* logits = nullptr;
     if (n > s.options.capacity - s.position) return {Code::session_full, "the prompt is longer than what is left of the session", "ids", n};
-    const uint32_t step = s.model->main.config.rope_long_from ? n : s.options.batch;    // LongRoPE looks at the whole prompt
+    const uint32_t step = s.model->main.config.rope_long_from && !s.options.all_logits ? n : s.options.batch;    // LongRoPE looks at the whole prompt
     for (uint32_t done = 0; done < n;) {                       // batch by batch, so that emit() can stop a long prompt
         Input in;
         in.tokens = ids + done;
@@ -3592,8 +3592,9 @@ public:
     }
     ~ThreadPool()
     {
+        n_ = 0;
         stop_ = true;
-        announce();
+        publish(0);
         for (uint32_t i = 0; i < n_workers_; i++) workers_[i].join();
     }
     ThreadPool(const ThreadPool&) = delete;
@@ -3603,60 +3604,67 @@ public:
     static void parallel_for(void* pool, uint32_t n, Task task, void* data)
     {
         ThreadPool& p = *static_cast<ThreadPool*>(pool);
-        p.next_.store(UINT32_MAX / 2, std::memory_order_seq_cst);    // a worker that is late finds nothing while this changes
+        const uint64_t round = (p.ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+        p.ticket_.store(round << 32 | nothing);                // who is late from the last round finds nothing
         p.task_.store(task, std::memory_order_relaxed);
         p.data_.store(data, std::memory_order_relaxed);
         p.n_.store(n, std::memory_order_relaxed);
         p.done_.store(0, std::memory_order_relaxed);
-        p.next_.store(0, std::memory_order_release);
-        p.announce();
-        p.take();
-        for (uint32_t spins = 0; p.done_.load(std::memory_order_acquire) < n || p.inside_.load(std::memory_order_acquire) > 0;)
+        p.publish(round);
+        p.take(round);
+        for (uint32_t spins = 0; p.done_.load(std::memory_order_acquire) < n;)
             if (++spins > 1000) std::this_thread::yield();
     }
 
 private:
-    void announce()
+    static constexpr uint64_t nothing = UINT32_MAX;            // no slice to be had yet
+
+    void publish(uint64_t round)
     {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            round_.fetch_add(1, std::memory_order_seq_cst);
-        }
-        if (sleepers_.load(std::memory_order_seq_cst)) wake_.notify_all();
+        ticket_.store(round << 32);
+        if (!sleepers_) return;
+        { std::lock_guard<std::mutex> lock(mutex_); }          // a worker that counted itself is waiting by now
+        wake_.notify_all();
     }
-    void take()
+    // Slices of one round, as long as there are any. The ticket is {round, next slice}: it cannot be taken in a later round.
+    void take(uint64_t round)
     {
-        for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_acq_rel)) < n_.load(std::memory_order_relaxed);) {
-            task_.load(std::memory_order_relaxed)(data_.load(std::memory_order_relaxed), i);
+        for (uint64_t t = ticket_.load(std::memory_order_acquire); t >> 32 == (round & UINT32_MAX) && (t & UINT32_MAX) < n_.load(std::memory_order_relaxed);) {
+            const Task task = task_.load(std::memory_order_relaxed);
+            void* const data = data_.load(std::memory_order_relaxed);
+            if (!ticket_.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
+            task(data, static_cast<uint32_t>(t));
             done_.fetch_add(1, std::memory_order_release);
+            t = ticket_.load(std::memory_order_acquire);
         }
+    }
+    bool news(uint64_t seen) const
+    {
+        const uint64_t t = ticket_.load();
+        return stop_ || (t >> 32 != seen && (t & UINT32_MAX) != nothing);
     }
     void work()
     {
-        for (uint64_t seen = 0;;) {
-            for (uint32_t spins = 0; round_.load(std::memory_order_acquire) == seen; spins++) {
+        for (uint64_t seen = 0; !stop_; seen = ticket_.load() >> 32) {
+            for (uint32_t spins = 0; !news(seen); spins++) {
                 if (spins < 4000) continue;
                 if (spins < 4100) {
                     std::this_thread::yield();
                     continue;
                 }
                 std::unique_lock<std::mutex> lock(mutex_);
-                sleepers_.fetch_add(1, std::memory_order_seq_cst);
-                wake_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != seen; });
-                sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+                sleepers_++;
+                wake_.wait(lock, [&] { return news(seen); });
+                sleepers_--;
             }
-            inside_.fetch_add(1, std::memory_order_acq_rel);   // parallel_for waits for us: its fields stay as they are
-            seen = round_.load(std::memory_order_acquire);
-            if (stop_) return;
-            take();
-            inside_.fetch_sub(1, std::memory_order_acq_rel);
+            take(ticket_.load() >> 32);
         }
     }
 
     std::atomic<Task> task_{nullptr};
     std::atomic<void*> data_{nullptr};
-    std::atomic<uint32_t> n_{0}, next_{0}, done_{0}, inside_{0}, sleepers_{0};
-    std::atomic<uint64_t> round_{0};
+    std::atomic<uint64_t> ticket_{0};
+    std::atomic<uint32_t> n_{0}, done_{0}, sleepers_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;
     std::condition_variable wake_;
