@@ -80,7 +80,7 @@
 //   TRANSFORMER_NAMESPACE       another name for the namespace (two vendored versions can live in one program)
 //   TRANSFORMER_NO_STDIO        leave out section 25 (files); nothing of the operating system is then used
 //   TRANSFORMER_THREADS         compile section 24, a small pool on <thread>; without it use Options::parallel_for
-//   TRANSFORMER_ISA             one room only, by name (Scalar, Neon, Avx2): microcontrollers and tests
+//   TRANSFORMER_ISA             one room only, by name (Scalar, Neon, Avx2, Avx512): microcontrollers and tests
 //   TRANSFORMER_FEATURES        mask of Feature: what is left out costs no code
 //   TRANSFORMER_SELF            the header's own file name, if you rename it
 
@@ -378,7 +378,7 @@ struct Model {
 // >> 6 Session --------------------------------------------------------------------------------------------------------
 // One timeline over a model: the KV cache, the scratch of one batch and the logits, all inside the caller's memory. plan()
 // both measures and places, so the size that session_size() gives is exact: one byte less is refused.
-enum class Isa : uint8_t { best, scalar, neon, avx2 };
+enum class Isa : uint8_t { best, scalar, neon, avx2, avx512 };
 
 struct Event {                      // what an observer sees; valid during the call only
     enum Kind : uint8_t { embedding, layer_output, hidden, attention_row } kind = embedding;
@@ -627,7 +627,7 @@ struct GenerateOptions {
 TRANSFORMER_API Status generate(Session& session, const int32_t* ids, uint32_t n, GenerateOptions& options, Emit emit, void* user,
                                 uint32_t* generated = nullptr);
 
-TRANSFORMER_API const char* room_name(const Session& session); // "scalar", "neon", "avx2"
+TRANSFORMER_API const char* room_name(const Session& session); // "scalar", "neon", "avx2", "avx512"
 TRANSFORMER_API bool room_available(Isa isa);
 TRANSFORMER_API const char* role_name(uint32_t role);          // of the tensor table, see >> 20 Checkpoint
 
@@ -676,8 +676,11 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #endif
 #if TRANSFORMER_X86
 #define TRANSFORMER_HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))   // f16c came before both
+#define TRANSFORMER_HAS_AVX512 (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && \
+                                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
 #else
 #define TRANSFORMER_HAS_AVX2 false
+#define TRANSFORMER_HAS_AVX512 false
 #endif
 #if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define TRANSFORMER_FMA 1
@@ -1855,7 +1858,7 @@ static void parallel(Session& s, bool worth_it, Task task, void* data)
 // are always 16 / lanes vectors, so that sums have one order.
 
 struct Scalar {
-    static constexpr uint32_t lanes = 1;
+    static constexpr uint32_t lanes = 1, tokens = 1, plain_rows = 1, plain_tokens = 1;    // what its registers hold at a time
     typedef float f32;
     typedef int32_t i32;
     typedef const unsigned char* bytes;
@@ -1900,8 +1903,10 @@ struct Scalar {
         return m;
     }
     static void store_i8(int8_t* p, f32 n) { *p = static_cast<int8_t>(bits_of(n) & 255u); }   // low byte of n = k + 1.5 * 2^23
-    // Four columns of weights times four activations, summed: signed bytes, or nibbles (0 .. 15) of them.
+    // Four columns of weights times four activations, summed: signed bytes, or nibbles (0 .. 15) of them. What a room adds to
+    // each signed weight, to make it unsigned, is taken off by `begin`, which knows the sum of the activations.
     static bytes load_bytes(const unsigned char* p) { return p; }
+    static i32 begin(int32_t) { return 0; }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
         for (int i = 0; i < 4; i++) acc += static_cast<int8_t>(w[i]) * x[i];
@@ -1928,7 +1933,7 @@ struct Scalar {
 #pragma GCC target("avx2,fma,f16c")
 #endif
 struct Avx2 {
-    static constexpr uint32_t lanes = 8;
+    static constexpr uint32_t lanes = 8, tokens = 4, plain_rows = 2, plain_tokens = 2;
     typedef __m256 f32;
     typedef __m256i i32;
     typedef __m256i bytes;
@@ -1980,6 +1985,7 @@ struct Avx2 {
         memcpy(p, x, 8);
     }
     static bytes load_bytes(const unsigned char* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p))); }
+    static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)          // |w| x sign(w): sums of two fit in 16 bits, since |x| <= 127
     {
         return widen(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four(x), w)));
@@ -2002,9 +2008,68 @@ private:
 #endif
 #endif
 
+#if TRANSFORMER_X86
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+#endif
+struct Avx512 {
+    static constexpr uint32_t lanes = 16, tokens = 8, plain_rows = 4, plain_tokens = 4;
+    typedef __m512 f32;
+    typedef __m512i i32;
+    typedef __m512i bytes;
+    static constexpr const char* name() { return "avx512"; }
+    static f32 zero() { return _mm512_setzero_ps(); }
+    static f32 set(float x) { return _mm512_set1_ps(x); }
+    static f32 load(const float* p) { return _mm512_loadu_ps(p); }
+    static f32 load_f32(const unsigned char* p) { return _mm512_loadu_ps(p); }
+    static f32 load_f16(const unsigned char* p) { return _mm512_cvtph_ps(half(p)); }
+    static f32 load_bf16(const unsigned char* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half(p)), 16)); }
+    static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
+    static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
+    static f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
+    static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
+    static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
+    static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
+    static f32 less(f32 a, f32 b, f32 yes, f32 no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
+    static f32 power(f32 n) { return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(n), 23), iset(127 << 23))); }
+    static float sum(const f32* a)
+    {
+        const __m256 x = _mm256_add_ps(_mm512_castps512_ps256(a[0]), _mm512_extractf32x8_ps(a[0], 1));
+        const __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 z = _mm_add_ps(y, _mm_movehl_ps(y, y));
+        return _mm_cvtss_f32(_mm_add_ss(z, _mm_shuffle_ps(z, z, 1)));
+    }
+    static float largest(const f32* a) { return _mm512_reduce_max_ps(a[0]); }
+    static i32 izero() { return _mm512_setzero_si512(); }
+    static i32 iset(int32_t x) { return _mm512_set1_epi32(x); }
+    static f32 to_float(i32 x) { return _mm512_cvtepi32_ps(x); }
+    static i32 magnitude(f32 x) { return _mm512_and_si512(_mm512_castps_si512(x), iset(0x7fffffff)); }
+    static i32 imax(i32 a, i32 b) { return _mm512_max_epi32(a, b); }
+    static int32_t ilargest(const i32* a) { return _mm512_reduce_max_epi32(a[0]); }
+    static void store_i8(int8_t* p, f32 n) { _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(p)), _mm512_cvtepi32_epi8(_mm512_castps_si512(n))); }
+    static bytes load_bytes(const unsigned char* p) { return _mm512_loadu_si512(p); }
+    static i32 begin(int32_t sum) { return iset(-128 * sum); } // VPDPBUSD wants unsigned weights: w + 128
+    static i32 dot(i32 acc, bytes w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), four(x)); }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, _mm512_and_si512(w, _mm512_set1_epi8(15)), four(x)); }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm512_srli_epi16(w, 4), x); }
+
+private:
+    static __m256i half(const unsigned char* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p))); }
+    static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
+};
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
 #if TRANSFORMER_NEON
 struct Neon {
-    static constexpr uint32_t lanes = 4;
+    static constexpr uint32_t lanes = 4, tokens = 4, plain_rows = 2, plain_tokens = 2;
     typedef float32x4_t f32;
     typedef int32x4_t i32;
     typedef int8x16_t bytes;
@@ -2042,6 +2107,7 @@ struct Neon {
         vst1_lane_s32(static_cast<int32_t*>(static_cast<void*>(p)), vreinterpret_s32_s8(vmovn_s16(vcombine_s16(x, x))), 0);
     }
     static bytes load_bytes(const unsigned char* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+    static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
         const bytes v = four(x);
@@ -2305,21 +2371,21 @@ template <DType type, uint32_t NR, uint32_t NT> static void plain_rows(const Pro
             j.y[uint64_t{t + k} * j.rows + row + i] = j.b ? out[i][k] + load_f32(j.b + uint64_t{row + i} * 4) : out[i][k];
 }
 
+template <DType type, uint32_t NR> static void plain_strip(const ProductJob& j, uint32_t row)
+{
+    uint32_t t = 0;
+    if constexpr (NR == V::plain_rows)
+        for (; t + V::plain_tokens <= j.n; t += V::plain_tokens) plain_rows<type, NR, V::plain_tokens>(j, row, t);
+    for (; t < j.n; t++) plain_rows<type, NR, 1>(j, row, t);
+}
 template <DType type> static void product_plain(const ProductJob& j)
 {
-    constexpr uint32_t many = lanes > 1 ? 4 : 1, some = lanes > 1 ? 2 : 1;
+    constexpr uint32_t some = V::plain_rows, many = lanes > 1 ? 4 : 1;     // many: a single token's accumulators are cheap
     const uint32_t last = least(j.last * 16, j.rows);
-    for (uint32_t row = j.first * 16; row < last;) {
-        const uint32_t step = j.n >= some && row + some <= last ? some : row + many <= last ? many : 1;
-        uint32_t t = 0;
-        if (step == some) for (; t + some <= j.n; t += some) plain_rows<type, some, some>(j, row, t);
-        for (; t < j.n; t++) {
-            if (step == some) plain_rows<type, some, 1>(j, row, t);
-            else if (step == many) plain_rows<type, many, 1>(j, row, t);
-            else plain_rows<type, 1, 1>(j, row, t);
-        }
-        row += step;
-    }
+    uint32_t row = j.first * 16;
+    for (; j.n < V::plain_tokens && row + many <= last; row += many) plain_strip<type, many>(j, row);
+    for (; row + some <= last; row += some) plain_strip<type, some>(j, row);
+    for (; row < last; row++) plain_strip<type, 1>(j, row);
 }
 
 // One tile of 16 rows with NT rows of quantised activations.
@@ -2337,7 +2403,8 @@ template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_
             const unsigned char* const u = w + uint64_t{g} * unit;
             V::i32 d[NT];
             TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-                d[k] = type == DType::q4_0 ? V::iset(-8 * x[uint64_t{k} * groups + g].sum) : V::izero();
+                d[k] = type == DType::q8_0 ? V::begin(x[uint64_t{k} * groups + g].sum)
+                     : type == DType::q4_0 ? V::iset(-8 * x[uint64_t{k} * groups + g].sum) : V::izero();
             TRANSFORMER_UNROLL for (uint32_t step = 0; step < quants / 64; step++) {
                 const V::bytes b = V::load_bytes(u + 64 * step + part * lanes * 4);
                 TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
@@ -2367,7 +2434,7 @@ template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_
 
 template <DType type> static void product_tiles(const ProductJob& j)
 {
-    constexpr uint32_t many = lanes > 1 ? 4 : 1;
+    constexpr uint32_t many = V::tokens;
     for (uint32_t i = j.first; i < j.last; i++) {
         uint32_t t = 0;
         for (; t + many <= j.n; t += many) tile<type, many>(j, i, t);
@@ -2543,6 +2610,32 @@ static constexpr Kernels kernels = {
 #define TRANSFORMER_AVX2_KERNELS nullptr
 #endif
 
+#if TRANSFORMER_X86 && TRANSFORMER_MORE_ROOMS
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"               // g++ 12's own AVX-512 header
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#define TRANSFORMER_ROOM Avx512
+#define TRANSFORMER_ROOM_SPACE avx512_room
+#include TRANSFORMER_SELF
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC diagnostic pop
+#pragma GCC pop_options
+#endif
+#define TRANSFORMER_AVX512_KERNELS (TRANSFORMER_HAS_AVX512 ? &avx512_room::kernels : nullptr)
+#else
+#define TRANSFORMER_AVX512_KERNELS nullptr
+#endif
+
 #if TRANSFORMER_NEON && TRANSFORMER_MORE_ROOMS
 #define TRANSFORMER_ROOM Neon
 #define TRANSFORMER_ROOM_SPACE neon_room
@@ -2561,12 +2654,12 @@ namespace TRANSFORMER_NAMESPACE {
 static float exp_f32(float x) { return base_room::first_lane(base_room::exp_of(TRANSFORMER_BASE_ROOM::set(x))); }
 static float tanh_f32(float x) { return base_room::first_lane(base_room::tanh_of(TRANSFORMER_BASE_ROOM::set(x))); }
 
-static Isa base_isa(const char* name) { return name[0] == 's' ? Isa::scalar : name[0] == 'n' ? Isa::neon : Isa::avx2; }
+static Isa base_isa(const char* name) { return name[0] == 's' ? Isa::scalar : name[0] == 'n' ? Isa::neon : name[3] == '2' ? Isa::avx2 : Isa::avx512; }
 // The rooms of this build that this processor can run.
 static const Kernels* room_of(Isa isa)
 {
     const struct { Isa isa; const Kernels* kernels; } rooms[] = {
-        {Isa::avx2, TRANSFORMER_AVX2_KERNELS}, {Isa::neon, TRANSFORMER_NEON_KERNELS}, {base_isa(base_room::kernels.name), &base_room::kernels}};
+        {Isa::avx512, TRANSFORMER_AVX512_KERNELS}, {Isa::avx2, TRANSFORMER_AVX2_KERNELS}, {Isa::neon, TRANSFORMER_NEON_KERNELS}, {base_isa(base_room::kernels.name), &base_room::kernels}};
     for (const auto& r : rooms)
         if (r.kernels && (isa == Isa::best || isa == r.isa)) return r.kernels;
     return nullptr;

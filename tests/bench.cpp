@@ -129,12 +129,12 @@ int main(int argc, char** argv)
 {
     const struct { const char* name; DType type; } types[] = {{"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16},
                                                              {"q8_0", DType::q8_0}, {"q4_0", DType::q4_0}, {"q4_1", DType::q4_1}};
-    for (Isa isa : {Isa::avx2, Isa::neon, Isa::scalar})
+    for (Isa isa : {Isa::avx512, Isa::avx2, Isa::neon, Isa::scalar})
         for (const auto& t : types)
             for (uint32_t n : {1u, 64u})
                 if (isa != Isa::scalar || n == 1) bench_product(isa, t.name, t.type, n);
-    for (Isa isa : {Isa::avx2, Isa::neon, Isa::scalar})
+    for (Isa isa : {Isa::avx512, Isa::avx2, Isa::neon, Isa::scalar})
         for (uint32_t n : {1u, 4u}) bench_attention(isa, n);
-    for (Isa isa : {Isa::avx2, Isa::neon, Isa::scalar}) bench_norm(isa);
+    for (Isa isa : {Isa::avx512, Isa::avx2, Isa::neon, Isa::scalar}) bench_norm(isa);
     for (uint32_t threads : {1u, default_threads()}) bench_model(argc > 1 ? argv[1] : "weights/stories.bin", threads);
 }

@@ -1,6 +1,7 @@
 // weights/train.cpp - makes the demonstration model: a small Llama-style network that tells children's stories
 //
 //     train --out DIR [--steps N] [--batch N] [--threads N] [--lr X] [--seed N]    writes stories_f32.bin and tokenizer.bin
+//     train --out DIR --resume --lr X ...                                          trains what DIR holds for further steps
 //     train --out DIR --sample N [--temp X] [--prompt TEXT] [--seed N]             tells N stories with them
 //     train --check                      compares the gradients with finite differences, the tokenizer with itself
 //     train --corpus N [--seed N]        prints N stories of the grammar
@@ -191,7 +192,7 @@ constexpr const char* grammar[][2] = {
       was a little green leaf! it grew and grew. [by summer|in the end], it was a big, beautiful $t. ["[You were right|
       Look at my $t]!" said $N.|] [everyone came to see it.|$N gave a new seed to $s friend $F.|] <end-one>)"},
     {"wish", R"({t=golden key|silver bell|magic stone|old lamp|blue shell}<open> <day> $N found a $t [in the sand|under a
-      tree|by the river]. when $h [touched|picked up] it, a tiny {b=fairy|star|dragon}$b came out. "You may have one
+      tree|by the river]. when $h [touched it|picked it up], a tiny {b=fairy|star|dragon}$b came out. "You may have one
       wish," it said. $N thought about [a room full of toys|a big castle|a mountain of cake]. then $h thought of $s friend
       $F, who was [sick|sad|all alone]. "I wish that $F would be happy again," said $N. ["[You have a good heart|That is a
       good wish]," said the $b.|] when $N came home, $F was [dancing|singing|laughing] by the door. <end-two>)"},
@@ -221,7 +222,7 @@ constexpr const char* grammar[][2] = {
       and felt very sad. in the evening, $h came home. the house was dark. $N opened the door. "Surprise!" called
       [everyone|many voices]. there was a [big|tall] cake, and $F gave $m a [new book|red balloon|little boat|warm scarf].
       ["[We did not forget you!|How could we forget you?]" said $F.|] <end-one>)"},
-    {"cake", R"({t=cake|pie|pot of soup}<duo> <day> they wanted to make a $t for $s $M. $N [read the book|found the big
+    {"cake", R"({t=cake|pie|plum cake}<duo> <day> they wanted to make a $t for $s $M. $N [read the book|found the big
       spoon], and $F [got the bowl|brought the eggs]. when the $t was ready, they took a bite. "Yuck!" said $N. "[It is
       too salty|It tastes like salt|We used salt, not sugar]!" They both began to laugh. "[We can make a new one|Let us
       try again]," said $F. this time they [tasted everything first|were very careful]. the new $t was [sweet and soft|
@@ -275,8 +276,8 @@ constexpr const char* grammar[][2] = {
     {"giant", R"({b=dragon|giant|troll}<open> everyone was afraid of the $b [on the hill|in the cave|in the old castle].
       "It is [big and loud|very bad]," they said. <day> $N heard it cry. $h went to look. "Why are you crying?" asked $N.
       ["I have a thorn in my foot," said the $b. so $N pulled it out.|"Nobody wants to play with me," said the $b. "I will
-      play with you," said $N.|"I am cold and alone," said the $b. so $N gave it $s blanket.] the $b [smiled|laughed] so
-      much that the ground shook. [soon, everyone came to play.|from that day on, nobody was afraid of the $b.|]
+      play with you," said $N.|"I am cold and alone," said the $b. so $N gave it $s blanket.] the $b laughed so [much|
+      hard] that the ground shook. [soon, everyone came to play.|from that day on, nobody was afraid of the $b.|]
       <end-one>)"},
     {"hide", R"(<duo> <day> they played hide and seek. $F began to count, and $N hid [in a big basket|behind the old barn|
       under a boat|in an old tree]. it was [warm|dark] and quiet there, and $N fell asleep. $F looked [high and low|
@@ -479,7 +480,6 @@ public:
         std::sort(order.begin(), order.end());
         for (const auto& entry : order)
             t.add(std::string(1, entry.second), -static_cast<float>(t.pieces.size() - first_piece));
-        for (const auto& entry : words) t.known[entry.first] = t.encode(entry.first.substr(1));
         return t;
     }
 
@@ -544,7 +544,13 @@ public:
         }
     }
 
-    // The same for the words of the corpus, by look-up: no piece goes beyond a word.
+    // The same, by look-up for the words of remember(): no piece goes beyond a word.
+    void remember(const std::vector<std::string>& texts)
+    {
+        for (const std::string& text : texts)
+            for (const std::string& word : split(text))
+                if (known.count(word) == 0) known[word] = encode(word.substr(1));
+    }
     std::vector<int> encode_known(const std::string& text) const
     {
         std::vector<int> ids;
@@ -956,7 +962,7 @@ struct Options {
     size_t steps = 11000, batch = 16, threads = 2, sample = 0, corpus = 0;
     uint64_t seed = 1;
     float rate = 4e-3f, temp = 0.8f;
-    bool check = false;
+    bool check = false, resume = false;
 };
 
 constexpr int32_t v0_header[7] = {dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len};
@@ -1026,9 +1032,12 @@ Row make_row(const Tokenizer& tokenizer, uint64_t seed)
 
 void train(const Options& o)
 {
-    const Tokenizer tokenizer = Tokenizer::learn(stories(20000, o.seed));
-    tokenizer.save(o.out + "/tokenizer.bin");
-    std::vector<float> w = init(o.seed), wt(n_params), m(n_params), v(n_params), decay(n_params);
+    const std::string weights_path = o.out + "/stories_f32.bin", tokenizer_path = o.out + "/tokenizer.bin";
+    const std::vector<std::string> corpus = stories(20000, o.seed);
+    Tokenizer tokenizer = o.resume ? Tokenizer::load(tokenizer_path) : Tokenizer::learn(corpus);
+    tokenizer.remember(corpus);
+    if (!o.resume) tokenizer.save(tokenizer_path);
+    std::vector<float> w = o.resume ? load_checkpoint(weights_path) : init(o.seed), wt(n_params), m(n_params), v(n_params), decay(n_params);
     for (const Tensor& t : tensors)
         for (size_t i = t.offset; i < t.end() && t.rows > 1; i++) decay[i] = 0.05f;
     std::vector<Worker> workers(o.threads, Worker(w.data(), wt.data()));
@@ -1079,7 +1088,7 @@ void train(const Options& o)
                          static_cast<double>(step * tokens) / seconds, seconds);
             recent = 0;
         }
-        if (step % 500 == 0 || step == o.steps) save_checkpoint(o.out + "/stories_f32.bin", w);
+        if (step % 500 == 0 || step == o.steps) save_checkpoint(weights_path, w);
     }
 }
 
@@ -1117,7 +1126,9 @@ void sample(const Options& o)
 // has to change by as much as the gradient says.
 bool check(const Options& o)
 {
-    const Tokenizer tokenizer = Tokenizer::learn(stories(20000, o.seed));
+    const std::vector<std::string> corpus = stories(20000, o.seed);
+    Tokenizer tokenizer = Tokenizer::learn(corpus);
+    tokenizer.remember(corpus);
     bool good = true;
     size_t total = 0, longest = 0;
     for (const std::string& story : stories(500, o.seed + 1)) {
@@ -1169,8 +1180,8 @@ Options parse(int argc, char** argv)
     Options o;
     for (int i = 1; i < argc; i++) {
         const std::string key = argv[i];
-        if (key == "--check") {
-            o.check = true;
+        if (key == "--check" || key == "--resume") {
+            (key == "--check" ? o.check : o.resume) = true;
             continue;
         }
         if (++i >= argc) throw std::runtime_error("unknown option or no value: " + key);

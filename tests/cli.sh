@@ -1,0 +1,316 @@
+#!/usr/bin/env bash
+# The command line, verb by verb: what goes to stdout, what is said on stderr, and the exit status.
+#
+#     tests/cli.sh ./run [MODEL]           from the top of the repository; MODEL is a checkpoint, weights/stories.bin without it
+#
+# One line for each failure; the last line counts. Exit status 0 if nothing failed.
+set -u
+run=${1:?usage: tests/cli.sh RUN [MODEL]}
+model=${2:-weights/stories.bin}
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+passed=0 failed=0
+
+pass() { passed=$((passed + 1)); }
+fail() { failed=$((failed + 1)); printf 'FAILED %s\n' "$*"; }
+ok() { if eval "$2"; then pass; else fail "$1: $2"; fi; }       # ok NAME CONDITION
+
+# go STATUS ARGUMENTS...: runs the program, keeps stdout and stderr in $dir, checks the exit status.
+go() {
+    local want=$1 got
+    shift
+    "$run" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    got=$?
+    called="run $*"
+    if [ "$got" -eq "$want" ]; then pass; else fail "$called: exit status $got, not $want; $(head -n 1 "$dir/err")"; fi
+}
+out_has() { if grep -qE -- "$1" "$dir/out"; then pass; else fail "$called: stdout lacks /$1/: $(head -c 200 "$dir/out")"; fi; }
+err_has() { if grep -qE -- "$1" "$dir/err"; then pass; else fail "$called: stderr lacks /$1/: $(head -c 200 "$dir/err")"; fi; }
+out_empty() { if [ ! -s "$dir/out" ]; then pass; else fail "$called: stdout is not empty"; fi; }
+one_line() { if [ "$(wc -l <"$dir/err")" -eq 1 ]; then pass; else fail "$called: stderr is not one line: $(head -c 200 "$dir/err")"; fi; }
+misuse() { go 2 "$@"; out_empty; err_has '^run: '; err_has '^usage: run '; }            # wrong usage: a sentence and the usage line
+refused() { local why=$1; shift; go 1 "$@"; out_empty; err_has "$why"; one_line; }      # the work fails: one sentence
+size() { wc -c <"$1" | tr -d ' '; }
+number() { sed -n "s/.*\"$1\": \([0-9.]*\).*/\1/p" "$dir/out"; }                        # of a JSON key
+
+if ! "$run" info "$model" >"$dir/out"; then
+    echo "FAILED run info $model: nothing else can be tested"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
+
+# ---- info ----
+go 0 info "$model" --json
+vocab=$(number vocab_size) dim=$(number dim) layers=$(number n_layers) heads=$(number n_heads)
+weights=$(number weights_bytes) session=$(number session_bytes)
+for key in kind config parameters parameters_by_part weights_bytes bytes_per_token kv_cache_bytes_per_token session_bytes; do out_has "\"$key\": "; done
+ok 'info: weights_bytes is the size of the file' "[ '$weights' -eq '$(size "$model")' ]"
+go 0 info "$model"
+out_has '^parameters: [0-9]+'
+out_has 'attn_norm.pre: '
+out_has 'cache: [0-9]+ bytes a token'
+go 0 info "$model" --json --ctx-size 16
+ok 'info: a smaller context needs less memory' "[ '$(number session_bytes)' -lt '$session' ]"
+
+# ---- usage ----
+go 0 -h
+out_has '^usage: run MODEL'
+out_has 'run tokenize MODEL'
+go 0 --version
+out_has '^transformer.hpp [0-9]'
+for verb in logits hidden attention next greedy tokenize detokenize perplexity bench info import; do
+    go 0 "$verb" -h
+    out_has "^usage: run $verb "
+done
+misuse
+err_has 'weights/stories.bin'
+for verb in logits tokenize bench info import; do misuse "$verb"; done
+misuse "$model" --no-such-option
+misuse "$model" extra
+misuse "$model" -n
+misuse "$model" -n -5
+misuse "$model" -n 5x
+misuse "$model" -n ''
+misuse "$model" -t nan
+misuse "$model" -t inf
+misuse "$model" -t -1
+misuse "$model" -p 1.5
+misuse "$model" -s -1
+misuse "$model" -s 18446744073709551616
+misuse "$model" --threads 0
+misuse "$model" --threads -1
+misuse "$model" --threads 1000
+misuse "$model" --ctx-size 0
+misuse "$model" --isa sse9
+misuse "$model" --kv f64
+misuse "$model" --type q3_0
+misuse "$model" --mode dance
+misuse "$model" --stats=yes
+misuse "$model" --all
+misuse "$model" -i a -f b
+misuse logits "$model"
+for ids in "" "," "1," ",1" "1,,x" 1,x 1.5 -1 99999999999 '1 2'; do misuse logits "$model" --ids "$ids"; done
+misuse logits "$model" --ids 1,2 --types 0
+misuse attention "$model" --ids 1,2
+misuse detokenize "$model" x
+misuse detokenize "$model" -1
+misuse import "$model"
+misuse tokenize "$model" a b
+misuse bench "$model" --prefill 0
+misuse bench "$model" --repeat 0
+for verb in chat embed fill classify review; do refused "this version does not have $verb" "$verb" "$model" text; done
+
+# ---- files ----
+refused 'there is no such file' "$dir/none.bin"
+err_has 'weights/stories.bin'
+: >"$dir/empty"
+refused "$dir/empty" "$dir/empty"
+head -c 1000 "$model" >"$dir/cut"
+refused 'shorter' "$dir/cut"
+printf 'TRNSFRMR' >"$dir/magic"
+refused "$dir/magic" "$dir/magic"
+head -c 5000 /dev/zero >"$dir/zeros"
+refused "$dir/zeros" "$dir/zeros"
+head -c 5000 "$run" >"$dir/program"
+refused "$dir/program" "$dir/program"
+mkdir "$dir/folder"
+go 1 "$dir/folder"
+err_has "$dir/folder"
+
+# ---- generate ----
+go 0 "$model" -t 0 -n 30 -i 'Once upon a time'
+out_has '^Once upon a time'
+err_has '^prompt [0-9]+ tokens, .*generated [0-9]+ tokens, .* weights .* session .* cache '
+cp "$dir/out" "$dir/greedy.txt"
+for more in '--threads 1' '--threads 3' '--isa scalar' '-s 7' '-p 0' '-p 1' '--top-k 5' '--ctx-size 64'; do
+    go 0 "$model" -t 0 -n 30 -i 'Once upon a time' $more
+    ok "-t 0 gives the same text with $more" "cmp -s '$dir/out' '$dir/greedy.txt'"
+done
+printf 'Once upon a time' >"$dir/prompt"
+go 0 "$model" -t 0 -n 30 -f "$dir/prompt"
+ok '-f is as -i' "cmp -s '$dir/out' '$dir/greedy.txt'"
+go 0 "$model" --temp=0 --predict=30 --prompt='Once upon a time'
+ok 'long names with = are as short ones' "cmp -s '$dir/out' '$dir/greedy.txt'"
+go 0 "$model" -s 5 -n 30
+err_has 'seed 5$'
+cp "$dir/out" "$dir/seed5"
+go 0 "$model" -s 5 -n 30 --threads 1
+ok 'a seed gives the same text again' "cmp -s '$dir/out' '$dir/seed5'"
+differ=0
+for seed in 6 7 8 9; do
+    "$run" "$model" -s $seed -n 30 2>/dev/null | cmp -s - "$dir/seed5" || differ=1
+done
+ok 'other seeds give other texts' "[ $differ -eq 1 ]"
+go 0 "$model" -n 30
+seed=$(sed -n 's/.*seed \([0-9]*\)$/\1/p' "$dir/err")
+cp "$dir/out" "$dir/clock"
+go 0 "$model" -n 30 -s "$seed"
+ok 'the seed that is told repeats the run' "cmp -s '$dir/out' '$dir/clock'"
+go 0 "$model" -n 5 --stats
+err_has 'context [0-9]+'
+go 0 "$model" -t 0 -n 12 --json -i 'Once upon a time'
+out_has '^\{"text": "Once upon a time'
+out_has '"tokens": \[[0-9, ]+\], "stop": "(length|end)", "seed": [0-9]+'
+tokens=$(sed 's/.*"tokens": \[\([0-9, ]*\)\].*/\1/; s/,//g' "$dir/out")
+go 0 "$model" -i ''
+go 0 "$model" -i ' ' -n 3
+go 0 "$model" -n 0 -i 'Hello'
+ok '-n 0 generates nothing' "[ \"\$(cat '$dir/out')\" = Hello ]"
+refused 'prompt has [0-9]+ tokens and the context 4 positions' "$model" -i 'Once upon a time there was a little dog' --ctx-size 4
+go 0 "$model" -t 0 -n 1000000 --ctx-size 16 --ignore-eos
+err_has 'cut to 16 tokens, what the context of 16 positions'
+err_has 'generated 16 tokens'
+refused 'needs [0-9]+ bytes of memory.*lower --ctx-size' "$model" --ctx-size 2000000000
+
+# ---- the ends of stdout, Ctrl-C ----
+"$run" "$model" -n 200 -t 0 2>"$dir/err" | head -c 5 >/dev/null
+status=${PIPESTATUS[0]}
+ok 'a reader that goes away is no error' "[ $status -eq 0 ]"
+"$run" "$model" -n 5 >&- 2>"$dir/err"
+ok 'a closed stdout is no error' "[ $? -eq 0 ]"
+if [ -e /dev/full ]; then
+    "$run" "$model" -n 5 >/dev/full 2>"$dir/err"
+    ok 'a full disk is an error' "[ $? -eq 1 ] && grep -q 'stdout: cannot be written' '$dir/err'"
+    refused '/dev/full: cannot be written' logits "$model" --ids 1 --out /dev/full
+fi
+refused "$dir/none/x: cannot be written" logits "$model" --ids 1 --out "$dir/none/x"
+interrupt() {                                                   # interrupt NAME ARGUMENTS...: Ctrl-C in the middle gives 130
+    local name=$1 status pid wait=20
+    shift
+    rm -f "$dir/out"
+    "$run" "$@" >"$dir/out" 2>"$dir/err" </dev/null &
+    pid=$!
+    until [ $wait -eq 0 ] || [ -s "$dir/out" ]; do              # until there is output, two seconds at most
+        sleep 0.1
+        wait=$((wait - 1))
+    done
+    kill -INT $pid 2>/dev/null
+    wait $pid
+    status=$?
+    ok "Ctrl-C during $name" "[ $status -eq 130 ]"
+}
+set -m                                                          # jobs that hear SIGINT
+interrupt generating "$model" -n 100000000 --ctx-size 100000 --ignore-eos
+err_has '^prompt .* generated [0-9]+ tokens'
+ok 'Ctrl-C ends the text with a newline' "[ \"\$(tail -c 1 '$dir/out' | od -An -c | tr -d ' ')\" = '\\n' ]"
+printf 'Once upon a time there was a dog. %.0s' $(seq 12000) >"$dir/long"
+interrupt 'a prompt' "$model" -f "$dir/long" --ctx-size 1000000
+interrupt perplexity perplexity "$model" "$dir/long" --ctx-size 1000000
+interrupt bench bench "$model" --repeat 1000
+set +m
+
+# ---- tokenize, detokenize ----
+go 0 tokenize "$model" 'Once upon a time'
+out_has '^[0-9]+( [0-9]+)*$'
+ids=$(cat "$dir/out")
+list=${ids// /,}
+printf 'Once upon a time' | "$run" tokenize "$model" >"$dir/stdin"
+ok 'tokenize reads stdin' "cmp -s '$dir/out' '$dir/stdin'"
+go 0 tokenize "$model" --no-add-special 'Once upon a time'
+ok 'no-add-special leaves BOS out' "[ $(wc -w <"$dir/out") -lt $(wc -w <"$dir/stdin") ]"
+for text in 'Once upon a time' ' two  spaces ' $'a\nb\n\n' 'größe – 漢字 🦙' '<s>' '\x'; do
+    printf '%s' "$text" >"$dir/text"
+    "$run" detokenize "$model" $("$run" tokenize "$model" --no-parse-special <"$dir/text") >"$dir/back"
+    ok "detokenize gives back $(printf '%q' "$text")" "cmp -s '$dir/text' '$dir/back'"
+done
+printf 'a\0b' >"$dir/text"
+"$run" detokenize "$model" $("$run" tokenize "$model" <"$dir/text") >"$dir/back"
+ok 'a NUL is a byte like any other' "cmp -s '$dir/text' '$dir/back'"
+go 0 tokenize "$model" --no-add-special ''
+ok 'the empty text has no ids' "[ \"\$(cat '$dir/out')\" = '' ]"
+go 0 detokenize "$model"
+out_empty
+refused "the vocabulary has ids 0 to $((vocab - 1))" detokenize "$model" "$vocab"
+
+# ---- logits, hidden, greedy, attention ----
+count=$(wc -w <<<"$ids")
+go 0 logits "$model" --ids "$list"
+cp "$dir/out" "$dir/last"
+ok 'logits: one row' "[ $(size "$dir/out") -eq $((4 * vocab)) ]"
+go 0 logits "$model" --ids "$list" --all
+cp "$dir/out" "$dir/all"
+ok 'logits --all: a row a token' "[ $(size "$dir/all") -eq $((4 * vocab * count)) ]"
+ok 'the last row of --all is the last row' "tail -c $((4 * vocab)) '$dir/all' | cmp -s - '$dir/last'"
+for more in '--threads 1' '--threads 5' '--isa scalar' '--ctx-size 100'; do
+    go 0 logits "$model" --ids "$list" --all $more
+    ok "the same bits with $more" "cmp -s '$dir/out' '$dir/all'"
+done
+go 0 logits "$model" -i 'Once upon a time' --all --out "$dir/file"
+out_empty
+ok 'logits of text to a file' "cmp -s '$dir/file' '$dir/all'"
+many=$(seq -s, 3 150 | sed 's/,$//')                            # more than one batch
+"$run" logits "$model" --ids "$many" --all | tail -c $((4 * vocab)) >"$dir/piece"
+"$run" logits "$model" --ids "$many" >"$dir/out"
+ok 'the same bits in pieces' "cmp -s '$dir/out' '$dir/piece'"
+for layer in '' '--layer 0' "--layer $layers"; do
+    go 0 hidden "$model" --ids "$list" $layer
+    ok "hidden $layer: a row a token" "[ $(size "$dir/out") -eq $((4 * dim * count)) ]"
+done
+"$run" hidden "$model" --ids "$list" --layer 0 >"$dir/rows"
+go 0 attention "$model" --ids "$list" --layer "$layers"
+ok 'attention: (heads, T, S)' "[ $(size "$dir/out") -eq $((4 * heads * count * count)) ]"
+sums=$(od -An -v -t f4 -w$((4 * count)) "$dir/out" | awk '{s = 0; for (i = 1; i <= NF; i++) s += $i; if (s < 0.999 || s > 1.001) bad++} END {print bad + 0}')
+ok 'the weights of a query sum to 1' "[ '$sums' -eq 0 ]"
+go 0 attention "$model" -i 'a <b> & c' --layer 1 --svg "$dir/picture.svg"
+ok 'attention --svg draws' "grep -q '</svg>' '$dir/picture.svg' && ! grep -q '<b>' '$dir/picture.svg'"
+go 0 greedy "$model" --ids "$list" -n 12
+ok 'greedy and generate agree' "[ \"\$(cat '$dir/out')\" = '$tokens' ]"
+go 0 greedy "$model" --ids "$list" -n 0
+ok 'greedy -n 0 is an empty line' "[ $(size "$dir/out") -eq 1 ]"
+refused "the vocabulary has ids 0 to $((vocab - 1))" logits "$model" --ids "1,$vocab"
+refused 'the prompt has 3 tokens and the context 2 positions' logits "$model" --ids 1,2,3 --ctx-size 2
+refused 'the blocks have the numbers 1 to' hidden "$model" --ids 1 --layer $((layers + 1))
+refused 'the blocks have the numbers 1 to' attention "$model" --ids 1 --layer 0
+refused 'no encoder-decoder' logits "$model" --ids 1 --source-ids 2
+refused 'has no encoder' hidden "$model" --ids 1 --encoder
+refused '--mask may have zeros at its end only' logits "$model" --ids 1,2 --mask 0,1
+printf 'abc' >"$dir/odd"
+refused 'not a multiple of' logits "$model" --rows "$dir/odd"
+ok 'rows that layer 0 gave, given back, give the same logits' "'$run' logits '$model' --rows '$dir/rows' 2>/dev/null | cmp -s - '$dir/last'"
+
+# ---- next, perplexity, bench ----
+go 0 next "$model" 'Once upon a'
+ok 'next: ten lines' "[ $(wc -l <"$dir/out") -eq 10 ]"
+go 0 next "$model" 'Once upon a' --json
+out_has '^\[\{"id": [0-9]+, "token": ".*", "probability": [0-9.]+\}'
+printf 'Once upon a time there was a little dog. He was happy.' >"$dir/text"
+go 0 perplexity "$model" "$dir/text"
+out_has '^nll [0-9.]+, perplexity [0-9.]+, [0-9]+ tokens; 1 window of '
+go 0 perplexity "$model" "$dir/text" --json --window 8
+out_has '"nll": [0-9.]+, "perplexity": [0-9.]+, "tokens": [0-9]+, "window": 8, "windows": [0-9]+, "window_rule": '
+go 0 perplexity "$model" --ids "$list" --json
+ok 'perplexity of ids scores all but the first' "[ $(number tokens) -eq $((count - 1)) ]"
+refused 'more than the context' perplexity "$model" "$dir/text" --window 8 --ctx-size 4
+refused "$dir/none" perplexity "$model" "$dir/none"
+go 0 bench "$model" --prefill 20 --decode 5 --repeat 2 --json --threads 1
+for key in prefill_tokens_per_s decode_tokens_per_s threads bytes_per_token; do ok "bench: $key" "[ -n '$(number $key)' ]"; done
+out_has '"isa": "(scalar|neon|avx2)"'
+go 0 bench "$model" --prefill 20 --decode 5 --repeat 1
+out_has '^prefill of 20: [0-9.]+ tokens/s'
+
+# ---- import ----
+go 0 import "$model" "$dir/copy.bin" --header "$dir/model.hpp"
+out_empty
+ok 'an import of a checkpoint is the same file' "cmp -s '$model' '$dir/copy.bin'"
+ok 'import leaves no temporary file' "[ \$(ls '$dir' | grep -c part) -eq 0 ]"
+cat >"$dir/firmware.cpp" <<END
+#include "$dir/model.hpp"
+static unsigned char memory[model::session_bytes];
+int main() { return model::config.dim == $dim && sizeof memory > 0 && model::checkpoint_bytes == $weights ? 0 : 1; }
+END
+ok 'the header of import compiles' "${CXX:-c++} -std=c++17 -Wall -Wextra -Werror -I. '$dir/firmware.cpp' -o '$dir/firmware' && '$dir/firmware'"
+for type in f32 f16 bf16 q8_0 q4_0 q4_1; do
+    go 0 import "$model" "$dir/$type.bin" --type $type
+    go 0 "$dir/$type.bin" -t 0 -n 8
+    cp "$dir/out" "$dir/imported"
+    go 0 "$model" --type $type -t 0 -n 8
+    ok "--type $type is as an import with it" "cmp -s '$dir/out' '$dir/imported'"
+done
+ok 'q8_0 is smaller than f16, and that than f32' "[ $(size "$dir/q8_0.bin") -lt $(size "$dir/f16.bin") ] && [ $(size "$dir/f16.bin") -lt $(size "$dir/f32.bin") ]"
+go 1 import "$model" "$dir/none/x.bin"
+err_has "$dir/none/x.bin"
+go 1 import "$dir/zeros" "$dir/x.bin"
+ok 'a failed import leaves nothing' "[ ! -e '$dir/x.bin' ]"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
