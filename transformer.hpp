@@ -43,7 +43,7 @@
 //     >> 19 Kernels                    560   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 440   the flat file: layout, checks, open, start
-//     >> 21 Tokenizer                  330   text to ids and back
+//     >> 21 Tokenizer                  800   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
 //     >> 24 Threads                    125   a small pool, on request
@@ -66,6 +66,7 @@
 //  [19] Xiao et al. 2024, Attention sinks                        [20] Wang & Komatsuzaki 2021, GPT-J (parallel block)
 //  [21] Kudo & Richardson 2018, SentencePiece                    [22] Sennrich et al. 2016, Subword units (BPE)
 //  [23] Radford et al. 2022, Whisper                             [24] Holtzman et al. 2020, Nucleus sampling
+//  [25] Devlin et al. 2018, BERT (WordPiece)                     [26] Aoe 1989, Double-array tries
 
 #ifndef TRANSFORMER_ROOM_PASS                                  // set only while the header includes itself, see >> 18 Rooms
 #ifndef TRANSFORMER_HPP
@@ -118,9 +119,10 @@
 namespace TRANSFORMER_NAMESPACE {
 
 // Parts of the family that a small chip may leave out: TRANSFORMER_FEATURES is a mask of these bits.
+// open() refuses a checkpoint that needs one.
 enum class Feature : uint32_t {
-    layer_norm = 1, biases = 2, experts = 4, mla = 8, cross = 16, encoder = 32, relative = 64, softcap = 128,
-    dense_weights = 256, quantised_weights = 512, sampling = 1024, gelu = 2048, qk_norm = 4096
+    layer_norm = 1, experts = 4, mla = 8, cross = 16, relative = 64, softcap = 128, dense_weights = 256, quantised_weights = 512,
+    sampling = 1024, qk_norm = 4096
 };
 constexpr bool has(Feature f) { return (TRANSFORMER_FEATURES & static_cast<uint32_t>(f)) != 0; }
 
@@ -325,39 +327,47 @@ struct Stack {                      // an encoder or a decoder
 enum class VocabularyKind : uint32_t { none, sentencepiece_bpe, byte_bpe, unigram, wordpiece };
 enum class TokenType : uint8_t { normal, unknown, control, user_defined, byte, unused };
 enum class Chunk : uint32_t {
-    info = 1,           // kind, flags, n_tokens, bos, eos, unknown, pad, separator, classify, mask (absent: -1), split_rule
+    info = 1,           // kind, flags, n_tokens, bos, eos, unknown, pad, separator, classify, mask (absent: -1); growth of text that
+                        // is normalised (bytes, characters), longest word, f32: score of the unknown, of a symbol's byte
     stop,               // ids that end a turn
     offsets,            // n_tokens + 1 words: where each token's bytes begin in `text`
     text,               // the tokens' bytes, as they are printed
     scores,             // n_tokens f32
     types,              // n_tokens TokenType
-    sorted,             // the ids in ascending order of their bytes (equal ones by id)
-    merges,             // byte BPE: (left, right, rank, result), ascending by (left, right)
-    classes,            // Unicode classes: (first, last, class), ascending
-    normal,             // Unicode normalisation: n, then n x (code point, offset, length), then UTF-8
-    chat_template,      // text
-    labels              // class names, one a line
+    merges = 8,         // BPE by rank: a hash table of (left, right, rank, result), left all ones: free
+    chat_template = 11, // text
+    labels,             // class names, one a line
+    trie,               // the tokens that text can become: bytes -> id, + 2^24 if its text needs no merging
+    bytes,              // 256 words: the token of each byte, or all ones
+    normal,             // normalisation: steps {kind, n words, words}
+    split,              // pre-tokeniser: automata {flags, n words, words}
+    classes,            // its classes of characters: 128 bytes for ASCII, then words first << 8 | class, ascending
+    added,              // n, n x (id, flags), then a trie: text -> index of these
+    layout              // n, then n words for a text alone, the rest for a pair: id + type << 24, 0xffffff: text, 0xfffffe: second text
 };
 enum : uint32_t {                                              // Vocabulary::flags
-    vocabulary_add_bos = 1, vocabulary_add_eos = 2, vocabulary_dummy_prefix = 4, vocabulary_byte_fallback = 8,
-    vocabulary_collapse_spaces = 16, vocabulary_lower_case = 32, vocabulary_ignore_merges = 64
+    vocabulary_add_bos = 1, vocabulary_add_eos = 2,            // what the layout does, for those who ask
+    vocabulary_dummy_prefix = 4, vocabulary_collapse_spaces = 16,                       // blanks that detokenize() takes away
+    vocabulary_byte_fallback = 8,   // what is no token becomes byte tokens
+    vocabulary_ignore_merges = 64,  // a whole word that is a token is one
+    vocabulary_words = 128,         // no token has a blank behind another character
+    vocabulary_fuse_unknown = 256, vocabulary_double_scores = 512, vocabulary_cleans_up = 1024
 };
+struct Span { const unsigned char* data = nullptr; uint32_t n = 0; };                    // n little-endian words
 struct Vocabulary {                 // pointers into the checkpoint
     VocabularyKind kind = VocabularyKind::none;
     uint32_t flags = 0, n_tokens = 0;
     int32_t bos = -1, eos = -1, unknown = -1, pad = -1, separator = -1, classify = -1, mask = -1;
-    uint32_t split_rule = 0;        // byte BPE: which pre-tokeniser
+    uint32_t growth = 1, growth_chars = 1, longest_word = 100, n_steps = 0;
+    float unknown_score = 0, symbol_score = 0;
     const unsigned char* stop = nullptr;
     const unsigned char* offsets = nullptr;
     const unsigned char* text = nullptr;
     const unsigned char* scores = nullptr;
     const unsigned char* types = nullptr;
-    const unsigned char* sorted = nullptr;
-    const unsigned char* merges = nullptr;
-    const unsigned char* classes = nullptr;
-    const unsigned char* normal = nullptr;
-    uint32_t special_first[8] = {}; // bits of the bytes that special tokens begin with
-    uint32_t n_stop = 0, n_merges = 0, n_classes = 0, normal_size = 0;
+    Span trie, merges, bytes, normal, split, classes, added, added_trie, layout;
+    uint32_t added_first[8] = {};   // bits of the bytes that added tokens begin with
+    uint32_t n_stop = 0;
     const char* chat_template = nullptr;                       // not terminated
     const char* labels = nullptr;
     uint32_t chat_template_size = 0, labels_size = 0;
@@ -592,13 +602,19 @@ struct Sampler {
 };
 TRANSFORMER_API Status sample(Sampler& sampler, float* logits, uint32_t n, int32_t* token);
 
-// Text to ids. `work` is scratch of tokenize_size(n) bytes, aligned to 4. *count ids are written; memory_too_small if they
-// exceed `capacity`. Special tokens written in the text are recognised and the model's own (BOS ...) added as asked; a BOS
-// that the text already begins with is not added twice.
+// A vocabulary by itself: the checkpoint's section without its model. open() does this for the one inside a checkpoint.
+TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabulary* vocabulary);
+
+// Text to ids. `work` is scratch of tokenize_size(v, n) bytes, aligned to 4. *count ids are written; memory_too_small if they
+// exceed `capacity` (`where` says how many there are). Special tokens written in the text are recognised and the model's own
+// (BOS, [CLS] ...) are put around it as asked. A pair of texts needs tokenize_size of the longer one; its `types` may be null.
 struct TokenizeOptions { bool add_special = true, parse_special = true; };
-TRANSFORMER_API uint64_t tokenize_size(uint64_t text_bytes);
+TRANSFORMER_API uint64_t tokenize_size(const Vocabulary& v, uint64_t text_bytes);
 TRANSFORMER_API Status tokenize(const Vocabulary& v, const char* text, uint64_t n, const TokenizeOptions& options,
                                 void* work, uint64_t work_size, int32_t* ids, uint32_t capacity, uint32_t* count);
+TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_t n_a, const char* b, uint64_t n_b,
+                                     const TokenizeOptions& options, void* work, uint64_t work_size, int32_t* ids,
+                                     int32_t* types, uint32_t capacity, uint32_t* count);
 
 // Ids to text, whole characters only: `emit` is called zero to two times with bytes that end at a character's end. Bytes that
 // never become a character are given as they are, or as U+FFFD. detokenize_flush gives what is still held back.
@@ -606,6 +622,7 @@ struct Decoder {
     bool replace_invalid = false;   // U+FFFD for bytes that are not UTF-8
     bool special = false;           // also the text of control tokens
     bool started = false;
+    bool each_byte = false;         // U+FFFD for each of them, as SentencePiece, not for each broken character
     uint8_t n_pending = 0;
     char pending[4] = {};
 };
@@ -655,9 +672,17 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #define TRANSFORMER_IMPLEMENTED
 
 // Which rooms this build has; the first is always compiled, the others stand beside it.
+#if defined(__ARM_FEATURE_DSP) && defined(__ARM_FP) && __ARM_ARCH_PROFILE == 'M' && !defined(__ARM_BIG_ENDIAN)
+#define TRANSFORMER_DSP 1
+#else
+#define TRANSFORMER_DSP 0
+#endif
 #ifdef TRANSFORMER_ISA
 #define TRANSFORMER_BASE_ROOM TRANSFORMER_ISA                  // the compiler's flags must allow it
 #define TRANSFORMER_MORE_ROOMS 0
+#elif TRANSFORMER_DSP
+#define TRANSFORMER_BASE_ROOM Dsp
+#define TRANSFORMER_MORE_ROOMS 1
 #else
 #define TRANSFORMER_BASE_ROOM Scalar
 #define TRANSFORMER_MORE_ROOMS 1
@@ -701,9 +726,11 @@ namespace TRANSFORMER_NAMESPACE {
 // ==== Part II: The model =============================================================================================
 
 #if defined(__GNUC__)
+#define TRANSFORMER_INLINE [[gnu::always_inline]] static inline
 #define TRANSFORMER_OUTLINE [[gnu::noinline]]                  // keeps stack frames small
 #define TRANSFORMER_COPY __builtin_memcpy                      // -ffreestanding would call memcpy, even for 4 bytes
 #else
+#define TRANSFORMER_INLINE static inline
 #define TRANSFORMER_OUTLINE
 #define TRANSFORMER_COPY memcpy
 #endif
@@ -1050,10 +1077,11 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
         if (has(Feature::softcap) && c.attn_softcap > 0)
             for (uint32_t j = 0; j < n_keys; j++) row[j] = c.attn_softcap * tanh_f32(row[j] / c.attn_softcap);
         for (uint32_t j = 0; biased && j < n_keys; j++) row[j] += score_bias(a, t, h, pos, first_key + j);
-        for (uint32_t j = 0; j < (n_keys + 15) / 16 * 16; j++) {
-            const uint32_t key = first_key + j;
-            if (key < lo || key >= hi || (mask && !mask[key])) row[j] = lowest_f32;
-        }
+        const uint32_t begin = lo > first_key ? least(n_keys, lo - first_key) : 0, end = hi > first_key ? least(n_keys, hi - first_key) : 0;
+        for (uint32_t j = 0; j < begin; j++) row[j] = lowest_f32;
+        for (uint32_t j = end; j < (n_keys + 15) / 16 * 16; j++) row[j] = lowest_f32;
+        for (uint32_t j = begin; mask && j < end; j++)
+            if (!mask[first_key + j]) row[j] = lowest_f32;
     }
 }
 
@@ -1511,11 +1539,12 @@ static void prepare_rope(Session& s, uint32_t count)
     const Config& c = config(s);
     const Tensor& table = s.stack->rope_freqs;
     const uint32_t half = c.rope_dim / 2, sets = !c.rope_long_from && table.rows > 1 ? 2 : 1;
+    const double log_theta = table ? 0 : log_f64(static_cast<double>(c.rope_theta));
     for (uint32_t set = 0; set < sets; set++)
         for (uint32_t i = 0; i < half; i++) {
             const uint64_t row = c.rope_long_from ? (s.rope_long && table.rows > 1 ? 1 : 0) : set;
             const float f = table ? load_f32(table.data + 4 * (row * half + i))
-                                  : static_cast<float>(exp_f64(-2.0 * i / c.rope_dim * log_f64(static_cast<double>(c.rope_theta))));
+                                  : static_cast<float>(exp_f64(-2.0 * i / c.rope_dim * log_theta));
             for (uint32_t t = 0; t < count; t++) {
                 float* const out = floats(s, region_rope) + (uint64_t{set} * count + t) * c.rope_dim;
                 cos_sin(static_cast<double>(static_cast<float>(s.base + t) * f), &out[i], &out[half + i]);
@@ -1713,47 +1742,42 @@ static float sqrt_f32(float x)                                 // correctly roun
 static double of_bits64(uint64_t u) { double x; TRANSFORMER_COPY(&x, &u, 8); return x; }
 static uint64_t bits_of64(double x) { uint64_t u; TRANSFORMER_COPY(&u, &x, 8); return u; }
 
+static double horner(double x, const double* c, int n)         // c[0] x^(n - 1) + ... + c[n - 1]
+{
+    double sum = c[0];
+    for (int i = 1; i < n; i++) sum = sum * x + c[i];
+    return sum;
+}
 static double exp_f64(double x)                                // |x| < 700; Taylor series on [-ln 2 / 2, ln 2 / 2]
 {
+    static const double c[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
+                               1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0};
     const double magic = 6755399441055744.0, n = x * 1.4426950408889634 + magic;
     const double k = n - magic, r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10;
-    double sum = 1, term = 1;
-    for (int i = 1; i < 16; i++) {
-        term = term * r / i;
-        sum += term;
-    }
-    return sum * of_bits64((bits_of64(n) << 52) + (uint64_t{1023} << 52));
+    return horner(r, c, 14) * of_bits64((bits_of64(n) << 52) + (uint64_t{1023} << 52));
 }
 static double log_f64(double x)                                // x > 0, normal: 2 artanh((m - 1) / (m + 1)) + e ln 2
 {
+    static const double c[] = {2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3, 2.0};
     const uint64_t u = bits_of64(x);
-    int64_t e = static_cast<int64_t>(u >> 52) - 1023;
+    int32_t e = static_cast<int32_t>(u >> 52) - 1023;
     double m = of_bits64((u & 0xfffffffffffffu) | uint64_t{1023} << 52);
     if (m > 1.4142135623730951) {
         m *= 0.5;
         e++;
     }
-    const double s = (m - 1) / (m + 1), q = s * s;
-    double sum = 0, power = s;
-    for (int i = 1; i < 26; i += 2) {
-        sum += power / i;
-        power *= q;
-    }
-    return 2 * sum + static_cast<double>(e) * 0.6931471805599453;
+    const double s = (m - 1) / (m + 1);
+    return s * horner(s * s, c, 11) + static_cast<double>(e) * 0.6931471805599453;
 }
 static float log_f32(float x) { return static_cast<float>(log_f64(static_cast<double>(x))); }
 
 static void cos_sin(double x, float* cosine, float* sine)      // |x| < 2^31; Taylor series on [-pi/4, pi/4]
 {
+    static const double cs[] = {1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5, 1.0};
+    static const double ss[] = {-1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0};
     const double magic = 6755399441055744.0, n = x * 0.63661977236758134 + magic, k = n - magic;
     const double r = (x - k * 1.5707963267341256) - k * 6.0771005065061922e-11, q = r * r;
-    double c = 1, s = r, tc = 1, ts = r;
-    for (int i = 1; i < 9; i++) {
-        tc = -tc * q / ((2 * i - 1) * (2 * i));
-        ts = -ts * q / ((2 * i) * (2 * i + 1));
-        c += tc;
-        s += ts;
-    }
+    const double c = horner(q, cs, 9), s = r * horner(q, ss, 8);
     const uint64_t turn = bits_of64(n) & 3;
     const double a = turn & 1 ? s : c, b = turn & 1 ? c : s;
     *cosine = static_cast<float>(turn == 1 || turn == 2 ? -a : a);
@@ -1857,8 +1881,14 @@ static void parallel(Session& s, bool worth_it, Task task, void* data)
 // pragmas that switch the target; so a plain -O2 build has every room, and start() picks one at run time. 16 accumulators
 // are always 16 / lanes vectors, so that sums have one order.
 
+#if defined(__GNUC__)
+#define TRANSFORMER_UNROLL _Pragma("GCC unroll 4")
+#else
+#define TRANSFORMER_UNROLL
+#endif
+#define TRANSFORMER_UNROLL_STEPS
 struct Scalar {
-    static constexpr uint32_t lanes = 1, tokens = 1, plain_rows = 1, plain_tokens = 1;    // what its registers hold at a time
+    static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1;    // what its registers hold at a time
     typedef float f32;
     typedef int32_t i32;
     typedef const unsigned char* bytes;
@@ -1868,6 +1898,7 @@ struct Scalar {
     static f32 load(const float* p) { return *p; }
     static f32 load_f32(const unsigned char* p) { return TRANSFORMER_NAMESPACE::load_f32(p); }
     static f32 load_f16(const unsigned char* p) { return f16_to_f32(static_cast<uint16_t>(load_u16(p))); }
+    static void load_f16s(const unsigned char* p, f32* x) { for (uint32_t i = 0; i < wide; i++) x[i] = load_f16(p + 2 * i); }
     static f32 load_bf16(const unsigned char* p) { return bf16_to_f32(static_cast<uint16_t>(load_u16(p))); }
     static void store(float* p, f32 x) { *p = x; }
     static f32 add(f32 a, f32 b) { return a + b; }
@@ -1896,12 +1927,7 @@ struct Scalar {
     static f32 to_float(i32 x) { return static_cast<float>(x); }
     static i32 magnitude(f32 x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
     static i32 imax(i32 a, i32 b) { return a > b ? a : b; }
-    static int32_t ilargest(const i32* a)                      // of 16 lanes
-    {
-        i32 m = a[0];
-        for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
-        return m;
-    }
+    static int32_t ilargest(i32 a) { return a; }
     static void store_i8(int8_t* p, f32 n) { *p = static_cast<int8_t>(bits_of(n) & 255u); }   // low byte of n = k + 1.5 * 2^23
     // Four columns of weights times four activations, summed: signed bytes, or nibbles (0 .. 15) of them. What a room adds to
     // each signed weight, to make it unsigned, is taken off by `begin`, which knows the sum of the activations.
@@ -1911,6 +1937,12 @@ struct Scalar {
     {
         for (int i = 0; i < 4; i++) acc += static_cast<int8_t>(w[i]) * x[i];
         return acc;
+    }
+    static void group(const unsigned char* w, const int8_t* x, i32* d)                  // d[r] = 32 columns of q8_0, rows r = 0 .. 3
+    {
+        d[0] = d[1] = d[2] = d[3] = 0;
+        for (int k = 0; k < 32; k += 4)
+            TRANSFORMER_UNROLL for (int r = 0; r < 4; r++) d[r] = dot(d[r], w + 16 * k + 4 * r, x + k);
     }
     static i32 dot_low(i32 acc, bytes w, const int8_t* x)
     {
@@ -1923,7 +1955,59 @@ struct Scalar {
         return acc;
     }
 };
-#define TRANSFORMER_UNROLL
+
+#if TRANSFORMER_DSP
+struct Dsp : Scalar {                                          // Cortex-M4 and later with FPU: two products an instruction
+    static f32 load_f16(const unsigned char* p)
+    {
+        f32 x;
+        __asm__("vcvtb.f32.f16 %0, %1" : "=t"(x) : "t"(of_bits(load_u16(p))));
+        return x;
+    }
+    TRANSFORMER_INLINE void load_f16s(const unsigned char* p, f32* x)
+    {
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i += 2) {
+            const float both = of_bits(word(p + 2 * i));
+            __asm__("vcvtb.f32.f16 %0, %1" : "=t"(x[i]) : "t"(both));
+            __asm__("vcvtt.f32.f16 %0, %1" : "=t"(x[i + 1]) : "t"(both));
+        }
+    }
+    // d[r] = 32 columns of rows r = 0 .. 3: 23 instructions for 16 products, which a compiler does not keep in registers
+    TRANSFORMER_INLINE void group(const unsigned char* w, const int8_t* x, i32* d)
+    {
+        i32 a = 0, b = 0, c = 0, e = 0;
+        uint32_t u, v, even_x, odd_x;
+        const int8_t* const end = x + 32;
+        __asm__ volatile(
+            "1: ldr %[ox], [%[x]], #4\n    ldrd %[u], %[v], [%[w]], #8\n  sxtb16 %[ex], %[ox]\n   sxtb16 %[ox], %[ox], ror #8\n"
+            "   sxtb16 r12, %[u]\n         smlad %[a], r12, %[ex], %[a]\n sxtb16 %[u], %[u], ror #8\n smlad %[a], %[u], %[ox], %[a]\n"
+            "   sxtb16 r12, %[v]\n         smlad %[b], r12, %[ex], %[b]\n sxtb16 %[v], %[v], ror #8\n smlad %[b], %[v], %[ox], %[b]\n"
+            "   ldrd %[u], %[v], [%[w]], #56\n"
+            "   sxtb16 r12, %[u]\n         smlad %[c], r12, %[ex], %[c]\n sxtb16 %[u], %[u], ror #8\n smlad %[c], %[u], %[ox], %[c]\n"
+            "   sxtb16 r12, %[v]\n         smlad %[e], r12, %[ex], %[e]\n sxtb16 %[v], %[v], ror #8\n smlad %[e], %[v], %[ox], %[e]\n"
+            "   cmp %[x], %[end]\n         bne 1b\n"
+            : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [e] "+r"(e), [w] "+r"(w), [x] "+r"(x), [u] "=&r"(u), [v] "=&r"(v), [ex] "=&r"(even_x), [ox] "=&r"(odd_x)
+            : [end] "r"(end)
+            : "r12", "cc", "memory");
+        d[0] = a, d[1] = b, d[2] = c, d[3] = e;
+    }
+    static i32 dot(i32 acc, bytes w, const int8_t* x) { return pairs(pairs(acc, even(word(w)), even(word(x))), odd(word(w)), odd(word(x))); }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    {
+        return pairs(pairs(acc, word(w) & 0x000f000fu, even(word(x))), word(w) >> 8 & 0x000f000fu, odd(word(x)));
+    }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x)
+    {
+        return pairs(pairs(acc, word(w) >> 4 & 0x000f000fu, even(word(x))), word(w) >> 12 & 0x000f000fu, odd(word(x)));
+    }
+
+private:
+    static uint32_t word(const void* p) { uint32_t v; TRANSFORMER_COPY(&v, __builtin_assume_aligned(p, 4), 4); return v; }
+    static uint32_t even(uint32_t v) { uint32_t r; __asm__("sxtb16 %0, %1" : "=r"(r) : "r"(v)); return r; }     // bytes 0 and 2
+    static uint32_t odd(uint32_t v) { uint32_t r; __asm__("sxtb16 %0, %1, ror #8" : "=r"(r) : "r"(v)); return r; }
+    static i32 pairs(i32 acc, uint32_t a, uint32_t b) { i32 r; __asm__("smlad %0, %1, %2, %3" : "=r"(r) : "r"(a), "r"(b), "r"(acc)); return r; }
+};
+#endif
 
 #if TRANSFORMER_X86
 #if defined(__clang__)
@@ -1933,7 +2017,7 @@ struct Scalar {
 #pragma GCC target("avx2,fma,f16c")
 #endif
 struct Avx2 {
-    static constexpr uint32_t lanes = 8, tokens = 4, plain_rows = 2, plain_tokens = 2;
+    static constexpr uint32_t lanes = 8, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2;
     typedef __m256 f32;
     typedef __m256i i32;
     typedef __m256i bytes;
@@ -1971,9 +2055,8 @@ struct Avx2 {
     static f32 to_float(i32 x) { return _mm256_cvtepi32_ps(x); }
     static i32 magnitude(f32 x) { return _mm256_and_si256(_mm256_castps_si256(x), iset(0x7fffffff)); }
     static i32 imax(i32 a, i32 b) { return _mm256_max_epi32(a, b); }
-    static int32_t ilargest(const i32* a)
+    static int32_t ilargest(i32 x)
     {
-        const i32 x = _mm256_max_epi32(a[0], a[1]);
         const __m128i y = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
         const __m128i z = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
         return _mm_cvtsi128_si32(_mm_max_epi32(z, _mm_shuffle_epi32(z, 0xb1)));
@@ -2016,7 +2099,7 @@ private:
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 #endif
 struct Avx512 {
-    static constexpr uint32_t lanes = 16, tokens = 8, plain_rows = 4, plain_tokens = 4;
+    static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4;
     typedef __m512 f32;
     typedef __m512i i32;
     typedef __m512i bytes;
@@ -2048,7 +2131,7 @@ struct Avx512 {
     static f32 to_float(i32 x) { return _mm512_cvtepi32_ps(x); }
     static i32 magnitude(f32 x) { return _mm512_and_si512(_mm512_castps_si512(x), iset(0x7fffffff)); }
     static i32 imax(i32 a, i32 b) { return _mm512_max_epi32(a, b); }
-    static int32_t ilargest(const i32* a) { return _mm512_reduce_max_epi32(a[0]); }
+    static int32_t ilargest(i32 a) { return _mm512_reduce_max_epi32(a); }
     static void store_i8(int8_t* p, f32 n) { _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(p)), _mm512_cvtepi32_epi8(_mm512_castps_si512(n))); }
     static bytes load_bytes(const unsigned char* p) { return _mm512_loadu_si512(p); }
     static i32 begin(int32_t sum) { return iset(-128 * sum); } // VPDPBUSD wants unsigned weights: w + 128
@@ -2069,7 +2152,7 @@ private:
 
 #if TRANSFORMER_NEON
 struct Neon {
-    static constexpr uint32_t lanes = 4, tokens = 4, plain_rows = 2, plain_tokens = 2;
+    static constexpr uint32_t lanes = 4, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2;
     typedef float32x4_t f32;
     typedef int32x4_t i32;
     typedef int8x16_t bytes;
@@ -2100,7 +2183,7 @@ struct Neon {
     static f32 to_float(i32 x) { return vcvtq_f32_s32(x); }
     static i32 magnitude(f32 x) { return vandq_s32(vreinterpretq_s32_f32(x), iset(0x7fffffff)); }
     static i32 imax(i32 a, i32 b) { return vmaxq_s32(a, b); }
-    static int32_t ilargest(const i32* a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a[0], a[1]), vmaxq_s32(a[2], a[3]))); }
+    static int32_t ilargest(i32 a) { return vmaxvq_s32(a); }
     static void store_i8(int8_t* p, f32 n)
     {
         const int16x4_t x = vmovn_s32(vreinterpretq_s32_f32(n));
@@ -2137,7 +2220,7 @@ namespace TRANSFORMER_NAMESPACE {
 namespace TRANSFORMER_ROOM_SPACE {
 
 typedef TRANSFORMER_ROOM V;
-static constexpr uint32_t lanes = V::lanes, vectors = 16 / lanes;        // vectors that hold 16 lanes
+static constexpr uint32_t lanes = V::lanes, vectors = 16 / lanes, wide = V::wide;        // vectors that hold 16 lanes; that share a pass
 
 static inline V::f32 exp_of(V::f32 x)                          // 2^k (1 + r + r^2 P(r)), r = x - k ln 2; 0 below -87
 {
@@ -2165,8 +2248,8 @@ static inline V::f32 tanh_of(V::f32 x)
     p = V::add(V::mul(p, q), V::set(-0.0537292287f));
     p = V::add(V::mul(p, q), V::set(0.133313283f));
     p = V::add(V::mul(p, q), V::set(-0.333332777f));
-    const V::f32 wide = V::sub(V::set(1.0f), V::div(V::set(2.0f), V::add(exp_of(V::add(t, t)), V::set(1.0f))));
-    return V::less(t, V::set(0.625f), V::add(x, V::mul(V::mul(x, q), p)), with_sign(wide, x));
+    const V::f32 outer = V::sub(V::set(1.0f), V::div(V::set(2.0f), V::add(exp_of(V::add(t, t)), V::set(1.0f))));
+    return V::less(t, V::set(0.625f), V::add(x, V::mul(V::mul(x, q), p)), with_sign(outer, x));
 }
 static inline V::f32 erf_of(V::f32 x)
 {
@@ -2179,7 +2262,7 @@ static inline V::f32 erf_of(V::f32 x)
     p = V::add(V::mul(p, q), V::set(0.112836964f));
     p = V::add(V::mul(p, q), V::set(-0.376126349f));
     p = V::add(V::mul(p, q), V::set(0.128379166f));
-    const V::f32 narrow = V::add(x, V::mul(x, p));
+    const V::f32 inner = V::add(x, V::mul(x, p));
     t = V::less(V::set(4.0f), t, V::set(4.0f), t);
     p = V::set(4.80651033e-6f);
     p = V::add(V::mul(p, t), V::set(-4.40003824e-5f));
@@ -2189,8 +2272,8 @@ static inline V::f32 erf_of(V::f32 x)
     p = V::add(V::mul(p, t), V::set(0.105294436f));
     p = V::add(V::mul(p, t), V::set(0.635609269f));
     p = V::add(V::mul(p, t), V::set(0.128555119f));
-    const V::f32 wide = V::sub(V::set(1.0f), exp_of(negative(V::add(t, V::mul(t, p)))));
-    return V::less(t, V::set(0.92f), narrow, with_sign(wide, x));
+    const V::f32 outer = V::sub(V::set(1.0f), exp_of(negative(V::add(t, V::mul(t, p)))));
+    return V::less(t, V::set(0.92f), inner, with_sign(outer, x));
 }
 
 static inline V::f32 activation_of(Activation kind, V::f32 x)
@@ -2306,8 +2389,8 @@ static void quantise(const float* x, uint32_t n, Group* out)
             for (uint32_t k = 0; k < 32; k++) buffer[k] = i + k < n ? x[i + k] : 0.0f;
             from = buffer;
         }
-        V::i32 m[vectors];
-        for (uint32_t r = 0; r < vectors; r++) m[r] = V::imax(V::magnitude(V::load(from + r * lanes)), V::magnitude(V::load(from + 16 + r * lanes)));
+        V::i32 m = V::izero();
+        for (uint32_t k = 0; k < 32; k += lanes) m = V::imax(m, V::magnitude(V::load(from + k)));
         const uint32_t largest = static_cast<uint32_t>(V::ilargest(m));
         const float top = of_bits(largest);
         const bool nothing = largest >= 0x7f800000u || top < 1e-30f;
@@ -2325,6 +2408,13 @@ template <DType type> static inline V::f32 load_as(const unsigned char* p)
     if constexpr (type == DType::f32) return V::load_f32(p);
     else if constexpr (type == DType::f16) return V::load_f16(p);
     else return V::load_bf16(p);
+}
+
+// `wide` vectors that stand side by side
+template <DType type, class R = V> TRANSFORMER_INLINE void load_wide(const unsigned char* p, typename R::f32* x)
+{
+    if constexpr (wide > 1 && type == DType::f16) R::load_f16s(p, x);
+    else TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) x[i] = load_as<type>(p + i * lanes * unit_bytes(type));
 }
 
 // Dot products of NR rows of plain weights with NT rows of activations: out[row][token].
@@ -2388,6 +2478,8 @@ template <DType type> static void product_plain(const ProductJob& j)
     for (; row < last; row++) plain_strip<type, 1>(j, row);
 }
 
+template <class R = V> TRANSFORMER_INLINE void whole_group(const unsigned char* w, const int8_t* x, typename R::i32* d) { R::group(w, x, d); }
+
 // One tile of 16 rows with NT rows of quantised activations.
 template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t t)
 {
@@ -2395,38 +2487,47 @@ template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_
     const uint32_t groups = (j.cols + 31) / 32;
     const unsigned char* const w = j.w + uint64_t{index} * groups * unit;
     const Group* const x = j.q + uint64_t{t} * groups;
+    const uint32_t row = index * 16, rows = least(16u, j.rows - row);
     float out[NT][16];
-    for (uint32_t part = 0; part < vectors; part++) {
-        V::f32 acc[NT];
-        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) acc[k] = V::zero();
+    float* to[NT];
+    TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) to[k] = rows < 16 || j.b ? out[k] : j.y + uint64_t{t + k} * j.rows + row;
+    for (uint32_t part = 0; part < vectors; part += wide) {
+        V::f32 acc[NT][wide];
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) acc[k][i] = V::zero();
         for (uint32_t g = 0; g < groups; g++) {
             const unsigned char* const u = w + uint64_t{g} * unit;
-            V::i32 d[NT];
+            V::i32 d[NT][wide];
             TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-                d[k] = type == DType::q8_0 ? V::begin(x[uint64_t{k} * groups + g].sum)
-                     : type == DType::q4_0 ? V::iset(-8 * x[uint64_t{k} * groups + g].sum) : V::izero();
-            TRANSFORMER_UNROLL for (uint32_t step = 0; step < quants / 64; step++) {
-                const V::bytes b = V::load_bytes(u + 64 * step + part * lanes * 4);
+                TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
+                    d[k][i] = type == DType::q8_0 ? V::begin(x[uint64_t{k} * groups + g].sum)
+                            : type == DType::q4_0 ? V::iset(-8 * x[uint64_t{k} * groups + g].sum) : V::izero();
+            if constexpr (wide > 1 && type == DType::q8_0) whole_group(u + part * 4, x[g].q, d[0]);
+            else
+            TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < quants / 64; step++)
+                TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
+                    const V::bytes b = V::load_bytes(u + 64 * step + (part + i) * lanes * 4);
+                    TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+                        const int8_t* const q = x[uint64_t{k} * groups + g].q;
+                        if constexpr (type == DType::q8_0) d[k][i] = V::dot(d[k][i], b, q + 4 * step);
+                        else d[k][i] = V::dot_high(V::dot_low(d[k][i], b, q + 8 * step), b, q + 8 * step + 4);
+                    }
+                }
+            V::f32 scale[wide], minimum[wide];
+            load_wide<DType::f16>(u + quants + part * lanes * 2, scale);
+            if constexpr (type == DType::q4_1) load_wide<DType::f16>(u + quants + 32 + part * lanes * 2, minimum);
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
                 TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
-                    const int8_t* const q = x[uint64_t{k} * groups + g].q;
-                    if constexpr (type == DType::q8_0) d[k] = V::dot(d[k], b, q + 4 * step);
-                    else d[k] = V::dot_high(V::dot_low(d[k], b, q + 8 * step), b, q + 8 * step + 4);
+                    const Group& a = x[uint64_t{k} * groups + g];
+                    acc[k][i] = V::add(acc[k][i], V::mul(V::to_float(d[k][i]), V::mul(scale[i], V::set(a.scale))));
+                    if constexpr (type == DType::q4_1)
+                        acc[k][i] = V::add(acc[k][i], V::mul(V::set(static_cast<float>(a.sum)), V::mul(minimum[i], V::set(a.scale))));
                 }
-            }
-            const V::f32 scale = V::load_f16(u + quants + part * lanes * 2);
-            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
-                const Group& a = x[uint64_t{k} * groups + g];
-                acc[k] = V::add(acc[k], V::mul(V::to_float(d[k]), V::mul(scale, V::set(a.scale))));
-                if constexpr (type == DType::q4_1) {
-                    const V::f32 minimum = V::load_f16(u + quants + 32 + part * lanes * 2);
-                    acc[k] = V::add(acc[k], V::mul(V::set(static_cast<float>(a.sum)), V::mul(minimum, V::set(a.scale))));
-                }
-            }
         }
-        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) V::store(out[k] + part * lanes, acc[k]);
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) V::store(to[k] + (part + i) * lanes, acc[k][i]);
     }
-    const uint32_t row = index * 16, rows = least(16u, j.rows - row);
-    for (uint32_t k = 0; k < NT; k++) {
+    for (uint32_t k = 0; k < NT && to[k] == out[k]; k++) {
         float* const y = j.y + uint64_t{t + k} * j.rows + row;
         for (uint32_t r = 0; r < rows; r++) y[r] = j.b ? out[k][r] + load_f32(j.b + uint64_t{row + r} * 4) : out[k][r];
     }
@@ -2454,20 +2555,23 @@ template <DType type, uint32_t NQ, uint32_t NT>
 static inline void score_tiles(const float* const* q, uint32_t d, const unsigned char* k, float* s)
 {
     constexpr uint32_t bytes = unit_bytes(type);
-    TRANSFORMER_UNROLL for (uint32_t r = 0; r < vectors; r++) {
-        V::f32 acc[NQ][NT];
+    TRANSFORMER_UNROLL_STEPS for (uint32_t r = 0; r < vectors; r += wide) {
+        V::f32 acc[NQ][NT][wide];
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
-            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) acc[i][t] = V::zero();
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
+                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = V::zero();
         for (uint32_t e = 0; e < d; e++) {
-            V::f32 v[NT];
-            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) v[t] = load_as<type>(k + ((uint64_t{t} * d + e) * 16 + r * lanes) * bytes);
+            V::f32 v[NT][wide];
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) load_wide<type>(k + ((uint64_t{t} * d + e) * 16 + r * lanes) * bytes, v[t]);
             TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
                 const V::f32 u = V::set(q[i][e]);
-                TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) acc[i][t] = V::fma(u, v[t], acc[i][t]);
+                TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
+                    TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = V::fma(u, v[t][w], acc[i][t][w]);
             }
         }
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
-            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) V::store(s + i * attention_block + t * 16 + r * lanes, acc[i][t]);
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
+                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) V::store(s + i * attention_block + t * 16 + (r + w) * lanes, acc[i][t][w]);
     }
 }
 template <DType type, uint32_t NQ> static void scores_of(const float* const* q, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
@@ -2484,8 +2588,8 @@ template <DType type, uint32_t NQ, uint32_t NV>
 static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n, float* out)
 {
     constexpr uint32_t bytes = unit_bytes(type);
-    const bool part = n < NV * lanes;
-    unsigned char buffer[64] = {};
+    const bool part = lanes > 1 && n < NV * lanes;
+    unsigned char buffer[lanes > 1 ? 64 : 1] = {};
     V::f32 acc[NQ][NV];
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
         TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::zero();
@@ -2493,7 +2597,8 @@ static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char
         const unsigned char* from = v + (uint64_t{j} * dv + e) * bytes;
         if (part) from = static_cast<const unsigned char*>(memcpy(buffer, from, n * bytes));
         V::f32 u[NV];
-        TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) u[r] = load_as<type>(from + r * lanes * bytes);
+        if constexpr (NV == wide) load_wide<type>(from, u);
+        else TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) u[r] = load_as<type>(from + r * lanes * bytes);
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
             const V::f32 w = V::set(p[i * attention_block + j]);
             TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::fma(w, u[r], acc[i][r]);
@@ -2508,7 +2613,7 @@ static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char
 }
 template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
 {
-    constexpr uint32_t many = lanes == 1 ? 1 : 2;
+    constexpr uint32_t many = lanes == 1 ? wide : 2;
     uint32_t e = 0;
     for (; e + many * lanes <= dv; e += many * lanes) mix_part<type, NQ, many>(p, n_keys, v, dv, e, many * lanes, out);
     for (; e < dv; e += lanes) mix_part<type, NQ, 1>(p, n_keys, v, dv, e, least(lanes, dv - e), out);
@@ -2516,8 +2621,10 @@ template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n
 
 template <DType type> static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
 {
-    if (lanes > 1 && n == 4) scores_of<type, (lanes > 1 ? 4 : 1)>(q, d, k, n_tiles, s);
-    else for (uint32_t i = 0; i < n; i++) scores_of<type, 1>(q + i, d, k, n_tiles, s + i * attention_block);
+    constexpr uint32_t many = lanes > 1 ? 4 : 2;
+    uint32_t i = 0;
+    for (; i + many <= n; i += many) scores_of<type, many>(q + i, d, k, n_tiles, s + i * attention_block);
+    for (; i < n; i++) scores_of<type, 1>(q + i, d, k, n_tiles, s + i * attention_block);
 }
 static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles, float* s)
 {
@@ -2526,8 +2633,10 @@ static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned
 }
 template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
 {
-    if (lanes > 1 && n == 4) mix_of<type, (lanes > 1 ? 4 : 1)>(p, n_keys, v, dv, out);
-    else for (uint32_t i = 0; i < n; i++) mix_of<type, 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    constexpr uint32_t many = lanes > 1 ? 4 : 2;
+    uint32_t i = 0;
+    for (; i + many <= n; i += many) mix_of<type, many>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    for (; i < n; i++) mix_of<type, 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
 }
 static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
 {
@@ -2580,6 +2689,7 @@ static constexpr Kernels kernels = {
 #undef TRANSFORMER_ROOM_SPACE
 #define TRANSFORMER_ROOM_PASS
 #undef TRANSFORMER_UNROLL
+#undef TRANSFORMER_UNROLL_STEPS
 #if defined(__clang__)
 #define TRANSFORMER_UNROLL _Pragma("unroll")
 #elif defined(__GNUC__)
@@ -2587,6 +2697,7 @@ static constexpr Kernels kernels = {
 #else
 #define TRANSFORMER_UNROLL
 #endif
+#define TRANSFORMER_UNROLL_STEPS TRANSFORMER_UNROLL
 
 #if TRANSFORMER_X86 && TRANSFORMER_MORE_ROOMS                  // rooms beyond the first: one block each
 #if defined(__clang__)
@@ -2887,6 +2998,10 @@ TRANSFORMER_OUTLINE static Status check_config(const Config& c)
         if (!(x <= most_f32 && x >= (n.negative ? lowest_f32 : 0.0f))) return bad("a number of the configuration is out of range", n.name);
     }
     if (!(c.rope_theta > 0)) return bad("must be positive", "rope_theta");
+    const bool left_out = (!has(Feature::layer_norm) && (c.norm == NormKind::layer || c.flags & flag_qk_norm_layer)) ||
+        (!has(Feature::experts) && (c.n_experts || c.shared_hidden_dim)) || (!has(Feature::mla) && c.kv_lora_rank) ||
+        (!has(Feature::cross) && c.flags & flag_cross) || (!has(Feature::softcap) && (c.attn_softcap > 0 || c.logit_softcap > 0));
+    if (left_out) return {Code::not_supported, "this build leaves out a feature that the model needs", "TRANSFORMER_FEATURES", TRANSFORMER_FEATURES};
     if (c.temperature_floor > 0 && c.temperature_floor < 1) return bad("must be 0 or at least 1", "temperature_floor");
     for (uint32_t r : c.reserved)
         if (r) return bad("a reserved word is set: the file is newer than this program", "reserved", r);
@@ -2937,7 +3052,7 @@ static Shape shape_of(const Entry& e, const Config& c)
     case Role::cross_wq: return {c.flags & flag_cross ? q : 0, c.dim, 1};
     case Role::cross_wk: return {c.flags & flag_cross ? kv : 0, c.dim, 1};
     case Role::cross_wv: return {c.flags & flag_cross ? vv : 0, c.dim, 1};
-    case Role::cross_wo: return {c.flags & flag_cross ? c.dim : 0, mixed, 1};
+    case Role::cross_wo: return {c.flags & flag_cross ? c.dim : 0, c.n_heads * c.v_head_dim, 1};
     case Role::gate: case Role::up: return {f, c.dim, many};
     case Role::down: return {c.dim, f, many};
     case Role::router: return {c.n_experts, c.dim, 1};
@@ -2996,6 +3111,10 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, co
     if (e.cols > 1u << 24 || e.rows > 1u << 24) return wrong("a tensor is too wide", e.layer);
     if (role == Role::layer_flags ? type != DType::u8 : e.bias || !is_matrix(role) ? type != DType::f32 : type == DType::u8)
         return wrong("a tensor has a number format that its role does not take", e.dtype);
+    const bool relative = role == Role::alibi_slopes || role == Role::relative_bias || role == Role::relative_rows || role == Role::rel_key || role == Role::rel_query;
+    const bool head_norms = role == Role::q_norm || role == Role::k_norm || role == Role::q_a_norm || role == Role::kv_a_norm;
+    if ((relative && !has(Feature::relative)) || (head_norms && !has(Feature::qk_norm)))
+        return {Code::not_supported, "this build leaves out a feature that the model needs", name, TRANSFORMER_FEATURES};
     if (is_quantised(type) ? !has(Feature::quantised_weights) : is_matrix(role) && !e.bias && !has(Feature::dense_weights))
         return wrong("this build leaves out the format", e.dtype);
     const uint64_t bytes = matrix_bytes(type, e.rows, e.cols); // below 2^48 * 4
@@ -3038,8 +3157,6 @@ TRANSFORMER_OUTLINE static Status check_layer(const Config& c, uint64_t seen, ui
         return {Code::bad_tensor, "a router stands before another number of experts", "router", index};
     return {};
 }
-
-static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary* v);
 
 static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
 {
@@ -3163,12 +3280,152 @@ TRANSFORMER_API Status rewind(Session& s, uint32_t position)
 }
 
 // >> 21 Tokenizer -----------------------------------------------------------------------------------------------------
+// Text becomes ids in five steps, each of them data of the checkpoint: added tokens are cut out; what lies between them is
+// normalised (a list of steps), cut into words (finite automata over classes of characters), and each word is looked up by
+// the model: BPE [22], unigram [21] or WordPiece [25]; last, the special tokens of the layout are put around. Blanks that
+// SentencePiece writes as U+2581 are plain blanks in tokens and in normalised text. All loops are bounded by the text's length
+// times a constant, whatever the vocabulary says; every index out of the vocabulary is checked here or where it is used.
 
-static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary* out)
+constexpr uint32_t no_word = 0xffffffffu, longest_key = 1024, max_stages = 8, max_prefix = 16;
+enum class Step : uint32_t { map = 1, compose, spaces, escape, collapse, strip, prefix, late = 0x80000000u };
+enum : uint32_t {
+    map_keeps_symbols = 1, map_replaces_invalid = 2, map_drops_invalid = 4,            // flags of Step::map
+    spaces_prefix = 1, spaces_collapse = 2, spaces_suffix = 4,                          // of Step::spaces
+    strip_left = 1, strip_right = 2,
+    prefix_unless_there = 1, prefix_at_start = 2, prefix_escapes = 4, prefix_words = 8,                  // of Step::prefix
+    added_strips_left = 1, added_strips_right = 2, added_normal = 4, added_symbol = 8, added_special = 16,
+    trie_whole = 1u << 24, layout_a = 0xffffffu, layout_b = 0xfffffeu
+};
+static const char space_symbol[4] = "\xe2\x96\x81", replacement[4] = "\xef\xbf\xbd";
+
+static uint32_t word(const Span& s, uint64_t i) { return load_u32(s.data + 4 * i); }
+static Span part(const Span& s, uint32_t first, uint32_t n) { return {s.data + 4 * uint64_t{first}, n}; }
+static const char* chars(const unsigned char* p) { return static_cast<const char*>(static_cast<const void*>(p)); }
+
+// ---- Tries ----
+// A double array [26] of 32-bit units. A node: bits 0-8 the byte that leads to it + 1, 9 a key ends here, 11-30 the distance (as
+// exclusive or; bit 10: in units of 512) to its base; a child stands at base ^ (byte + 1), the key's value, with bit 31, at base.
+static uint32_t trie_base(uint32_t node, uint32_t unit) { return node ^ (unit >> 11 & 0xfffffu) << (unit & 1024 ? 9 : 0); }
+static bool trie_child(const Span& t, uint32_t* node, char c)
 {
-    Vocabulary v;
+    if (*node >= t.n) return false;
+    const uint32_t label = static_cast<unsigned char>(c) + 1u, next = trie_base(*node, word(t, *node)) ^ label;
+    if (next >= t.n || (word(t, next) & 0x800001ffu) != label) return false;
+    *node = next;
+    return true;
+}
+static uint32_t trie_value(const Span& t, uint32_t node)       // no_word: no key ends here
+{
+    const uint32_t unit = node < t.n ? word(t, node) : 0, at = trie_base(node, unit);
+    return unit & 512 && at < t.n ? word(t, at) & 0x7fffffffu : no_word;
+}
+static uint32_t trie_find(const Span& t, const char* p, uint64_t n, uint32_t node = 0)
+{
+    if (n > longest_key) return no_word;
+    for (uint64_t i = 0; i < n; i++)
+        if (!trie_child(t, &node, p[i])) return no_word;
+    return trie_value(t, node);
+}
+struct Match { uint32_t value, size; };                        // size 0: none
+static Match trie_longest(const Span& t, const char* p, uint64_t n, uint32_t node = 0)
+{
+    Match best = {no_word, 0};
+    for (uint32_t i = 0; i < least<uint64_t>(n, longest_key) && trie_child(t, &node, p[i]); i++)
+        if (const uint32_t value = trie_value(t, node); value != no_word) best = {value, i + 1};
+    return best;
+}
+
+// ---- Opening ----
+
+// Checks one list of {tag, n words} records with `check(tag, payload)` saying whether it is right.
+template <class Check> static bool records(const Span& s, Check check)
+{
+    for (uint32_t at = 0; at < s.n;) {
+        if (s.n - at < 2 || word(s, at + 1) > s.n - at - 2) return false;
+        const Span payload = part(s, at + 2, word(s, at + 1));
+        if (!check(word(s, at), payload)) return false;
+        at += 2 + payload.n;
+    }
+    return true;
+}
+static bool step_is_right(uint32_t kind, const Span& s)
+{
+    switch (static_cast<Step>(kind & ~static_cast<uint32_t>(Step::late))) {
+    case Step::map: return s.n >= 2 && word(s, 1) <= s.n - 2;
+    case Step::compose: return s.n >= 3 && word(s, 1) <= s.n - 3 && word(s, 2) <= s.n - 3 - word(s, 1);
+    case Step::spaces: case Step::strip: return s.n == 1;
+    case Step::escape: return s.n == 0;
+    case Step::collapse: case Step::prefix: return s.n >= 2 && word(s, 1) <= max_prefix && word(s, 1) <= 4 * (s.n - 2);
+    default: return false;
+    }
+}
+// A stage of splitting: flags (1: matches are dropped, 2: what lies between them is), states, classes; then 16 bits for each state
+// and class: the next state (0: none), + 2^15 where a match ends before the character that is read. State 1 is the first.
+struct Stage { const unsigned char* table; uint32_t n_classes, flags; };
+static bool stage_is_right(const Vocabulary& v, uint32_t n_states, const Span& s)
+{
+    const uint32_t n_classes = s.n >= 2 ? word(s, 1) : 0;
+    if (n_states < 2 || n_states > 0x7fff || n_classes < 2 || n_classes > 256 || v.classes.n < 33) return false;
+    const uint64_t cells = uint64_t{n_states} * n_classes;
+    if (s.n - 2 != (cells + 1) / 2) return false;
+    for (uint64_t i = 0; i < cells; i++)
+        if ((load_u16(s.data + 8 + 2 * i) & 0x7fff) >= n_states) return false;
+    for (uint32_t i = 0; i < 128 + v.classes.n - 32; i++)
+        if ((i < 128 ? v.classes.data[i] : word(v.classes, i - 96) & 255) >= n_classes - 1) return false;
+    return true;
+}
+
+TRANSFORMER_OUTLINE static Status check_vocabulary(Vocabulary& v, const Span& offsets, uint64_t text_size, uint64_t types, uint64_t scores)
+{
     const auto wrong = [](const char* text, const char* field, uint64_t where = 0) { return Status{Code::bad_vocabulary, text, field, where}; };
-    uint64_t text_size = 0, offsets = 0, sorted = 0, scores = 0, types = 0;
+    const uint32_t n = v.n_tokens;
+    if (v.kind == VocabularyKind::none)                        // labels alone, without a tokenizer
+        return v.offsets || v.text || v.stop ? wrong("a chunk is missing", "info") : Status{};
+    if (offsets.n != n + 1 || types != n || !v.trie.n || (v.scores && scores != 4 * uint64_t{n})) return wrong("a chunk has the wrong length", "tokens", n);
+    if (v.kind == VocabularyKind::unigram && !v.scores) return wrong("a chunk is missing", "scores");
+    for (uint32_t i = 0; i <= n; i++) {
+        if (word(offsets, i) > text_size || word(offsets, i) < (i ? word(offsets, i - 1) : 0)) return wrong("a token's bytes lie outside the text", "offsets", i);
+        if (i < n && v.types[i] > static_cast<uint8_t>(TokenType::unused)) return wrong("unknown type of token", "types", i);
+    }
+    for (uint32_t i = 0; i < v.n_stop; i++)
+        if (load_u32(v.stop + 4 * uint64_t{i}) >= n) return wrong("an id is outside the vocabulary", "stop", i);
+    for (uint32_t i = 0; i + 3 < v.merges.n; i += 4)
+        if (word(v.merges, i) != no_word && (word(v.merges, i) >= n || word(v.merges, i + 1) >= n || word(v.merges, i + 3) >= n)) return wrong("an id is outside the vocabulary", "merges", i / 4);
+    if (v.bytes.n && v.bytes.n != 256) return wrong("a chunk has the wrong length", "bytes", v.bytes.n);
+    for (uint32_t i = 0; i < v.bytes.n; i++)
+        if (word(v.bytes, i) != no_word && word(v.bytes, i) >= n) return wrong("an id is outside the vocabulary", "bytes", i);
+    if (v.growth < 1 || v.growth > 64 || v.growth_chars < 1 || v.growth_chars > 64) return wrong("out of range", "growth", v.growth);
+    uint32_t count = 0;
+    if (!records(v.normal, [&](uint32_t kind, const Span& s) { return step_is_right(kind, s) && ++count <= 32; })) return wrong("a step of normalisation is not known or not complete", "normal", count);
+    v.n_steps = count;
+    count = 0;
+    if (!records(v.split, [&](uint32_t flags, const Span& s) { return s.n && stage_is_right(v, word(s, 0), s) && flags < 4 && ++count <= max_stages; })) return wrong("an automaton is not complete", "split", count);
+    if (v.added.n) {
+        const uint64_t entries = 2 * uint64_t{word(v.added, 0)};
+        if (entries + 1 > v.added.n) return wrong("a chunk has the wrong length", "added", entries);
+        for (uint64_t i = 0; i < entries; i += 2)
+            if (word(v.added, 1 + i) >= n) return wrong("an id is outside the vocabulary", "added", i / 2);
+        v.added_trie = part(v.added, static_cast<uint32_t>(1 + entries), static_cast<uint32_t>(v.added.n - 1 - entries));
+        for (uint32_t c = 0, node = 0; c < 256; c++, node = 0)
+            if (trie_child(v.added_trie, &node, static_cast<char>(c))) v.added_first[c / 32] |= 1u << c % 32;
+    }
+    if (v.layout.n && (word(v.layout, 0) > v.layout.n - 1)) return wrong("a chunk has the wrong length", "layout", v.layout.n);
+    for (uint32_t i = 1; i < v.layout.n; i++)
+        if ((word(v.layout, i) & layout_a) < layout_b && (word(v.layout, i) & layout_a) >= n) return wrong("an id is outside the vocabulary", "layout", i);
+    return {};
+}
+
+TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabulary* out)
+{
+    const unsigned char* const p = static_cast<const unsigned char*>(bytes);
+    Vocabulary& v = *out;
+    v = Vocabulary{};
+    const auto wrong = [&](const char* text, const char* field, uint64_t where) {
+        v = Vocabulary{};
+        return Status{Code::bad_vocabulary, text, field, where};
+    };
+    Span offsets;
+    uint64_t text_size = 0, scores = 0, types = 0;
     for (uint64_t at = 0; at < size;) {
         if (size - at < 8) return wrong("a chunk is cut off", "chunk", at);
         const uint32_t tag = load_u32(p + at);
@@ -3177,58 +3434,48 @@ static Status open_vocabulary(const unsigned char* p, uint64_t size, Vocabulary*
         at += 8;
         if (n > size - at) return wrong("a chunk reaches past the section", "chunk", at);
         at = at + round_up(n, 4) < size ? at + round_up(n, 4) : size;
+        const Span words = {data, static_cast<uint32_t>(n / 4)};
         switch (static_cast<Chunk>(tag)) {
         case Chunk::info: {
-            if (n < 44) return wrong("the chunk is too short", "info", n);
-            const uint32_t kind = load_u32(data);
-            if (kind < 1 || kind > 4) return wrong("unknown kind of vocabulary", "kind", kind);
-            v.kind = static_cast<VocabularyKind>(kind);
-            v.flags = load_u32(data + 4);
-            v.n_tokens = load_u32(data + 8);
-            int32_t* const ids[] = {&v.bos, &v.eos, &v.unknown, &v.pad, &v.separator, &v.classify, &v.mask};
-            for (uint32_t i = 0; i < 7; i++) *ids[i] = static_cast<int32_t>(load_u32(data + 12 + 4 * i));
-            v.split_rule = load_u32(data + 40);
+            if (n < 60) return wrong("the chunk is too short", "info", n);
+            if (word(words, 0) < 1 || word(words, 0) > 4) return wrong("unknown kind of vocabulary", "kind", word(words, 0));
+            v.kind = static_cast<VocabularyKind>(word(words, 0));
+            v.flags = word(words, 1);
+            v.n_tokens = word(words, 2);
             if (!v.n_tokens || v.n_tokens > 1u << 24) return wrong("out of range", "n_tokens", v.n_tokens);
-            for (const int32_t* id : ids)
-                if (*id < -1 || *id >= static_cast<int32_t>(v.n_tokens)) return wrong("a special id is outside the vocabulary", "info", static_cast<uint64_t>(*id));
+            int32_t* const ids[] = {&v.bos, &v.eos, &v.unknown, &v.pad, &v.separator, &v.classify, &v.mask};
+            for (uint32_t i = 0; i < 7; i++) {
+                if (word(words, 3 + i) != no_word && word(words, 3 + i) >= v.n_tokens) return wrong("a special id is outside the vocabulary", "info", word(words, 3 + i));
+                *ids[i] = word(words, 3 + i) == no_word ? -1 : static_cast<int32_t>(word(words, 3 + i));
+            }
+            v.growth = word(words, 10);
+            v.growth_chars = word(words, 11);
+            v.longest_word = word(words, 12);
+            v.unknown_score = of_bits(word(words, 13));
+            v.symbol_score = of_bits(word(words, 14));
             break;
         }
-        case Chunk::stop: v.stop = data; v.n_stop = static_cast<uint32_t>(n / 4); break;
-        case Chunk::offsets: v.offsets = data; offsets = n; break;
+        case Chunk::stop: v.stop = data; v.n_stop = words.n; break;
+        case Chunk::offsets: v.offsets = data; offsets = words; break;
         case Chunk::text: v.text = data; text_size = n; break;
         case Chunk::scores: v.scores = data; scores = n; break;
         case Chunk::types: v.types = data; types = n; break;
-        case Chunk::sorted: v.sorted = data; sorted = n; break;
-        case Chunk::merges: v.merges = data; v.n_merges = static_cast<uint32_t>(n / 16); break;
-        case Chunk::classes: v.classes = data; v.n_classes = static_cast<uint32_t>(n / 12); break;
-        case Chunk::normal: v.normal = data; v.normal_size = static_cast<uint32_t>(n); break;
-        case Chunk::chat_template: v.chat_template = static_cast<const char*>(static_cast<const void*>(data)); v.chat_template_size = static_cast<uint32_t>(n); break;
-        case Chunk::labels: v.labels = static_cast<const char*>(static_cast<const void*>(data)); v.labels_size = static_cast<uint32_t>(n); break;
+        case Chunk::trie: v.trie = words; break;
+        case Chunk::merges: v.merges = {data, words.n / 4 * 4}; break;
+        case Chunk::bytes: v.bytes = words; break;
+        case Chunk::classes: v.classes = words; break;
+        case Chunk::normal: v.normal = words; break;
+        case Chunk::split: v.split = words; break;
+        case Chunk::added: v.added = words; break;
+        case Chunk::layout: v.layout = words; break;
+        case Chunk::chat_template: v.chat_template = chars(data); v.chat_template_size = static_cast<uint32_t>(n); break;
+        case Chunk::labels: v.labels = chars(data); v.labels_size = static_cast<uint32_t>(n); break;
         default: break;
         }
     }
-    if (v.kind == VocabularyKind::none) {                      // stop ids and labels, without a tokenizer
-        *out = v;
-        return v.offsets || v.text ? wrong("a chunk is missing", "info") : Status{};
-    }
-    const uint64_t n = v.n_tokens;
-    if (!v.text || offsets != 4 * (n + 1) || types != n || sorted != 4 * n || (v.scores && scores != 4 * n)) return wrong("a chunk has the wrong length", "tokens", n);
-    for (uint64_t i = 0; i <= n; i++) {
-        const uint32_t at = load_u32(v.offsets + 4 * i);
-        if (at > text_size || (i == 0 && at) || (i && at < load_u32(v.offsets + 4 * (i - 1)))) return wrong("a token's bytes lie outside the text", "offsets", i);
-        if (i < n && load_u32(v.sorted + 4 * i) >= n) return wrong("an id is outside the vocabulary", "sorted", i);
-        if (i && at > load_u32(v.offsets + 4 * (i - 1)) && (v.types[i - 1] == static_cast<uint8_t>(TokenType::control) || v.types[i - 1] == static_cast<uint8_t>(TokenType::user_defined))) {
-            const unsigned char first = v.text[load_u32(v.offsets + 4 * (i - 1))];
-            v.special_first[first / 32] |= 1u << first % 32;
-        }
-        if (i < n && v.types[i] > static_cast<uint8_t>(TokenType::unused)) return wrong("unknown type of token", "types", i);
-    }
-    for (uint32_t i = 0; i < v.n_stop; i++)
-        if (load_u32(v.stop + 4 * i) >= n) return wrong("an id is outside the vocabulary", "stop", i);
-    for (uint64_t i = 0; i < uint64_t{v.n_merges} * 4; i++)
-        if (i % 4 != 2 && load_u32(v.merges + 4 * i) >= n) return wrong("an id is outside the vocabulary", "merges", i / 4);
-    *out = v;
-    return {};
+    const Status status = check_vocabulary(v, offsets, text_size, types, scores);
+    if (!status) v = Vocabulary{};
+    return status;
 }
 
 TRANSFORMER_API const char* token_text(const Vocabulary& v, int32_t id, uint32_t* n)
@@ -3237,66 +3484,343 @@ TRANSFORMER_API const char* token_text(const Vocabulary& v, int32_t id, uint32_t
     if (id < 0 || static_cast<uint32_t>(id) >= v.n_tokens) return "";
     const uint32_t begin = load_u32(v.offsets + 4 * static_cast<uint64_t>(id)), end = load_u32(v.offsets + 4 * static_cast<uint64_t>(id) + 4);
     *n = end - begin;
-    return static_cast<const char*>(static_cast<const void*>(v.text)) + begin;
+    return chars(v.text) + begin;
 }
-
-static int compare(const char* a, uint32_t n_a, const char* b, uint32_t n_b)
-{
-    const int order = memcmp(a, b, least(n_a, n_b));
-    return order ? order : n_a < n_b ? -1 : n_a > n_b;
-}
-
-// The lowest id of these bytes, among the byte tokens or among the others.
-static int32_t find(const Vocabulary& v, const char* text, uint32_t n, bool byte)
-{
-    uint32_t low = 0, high = v.n_tokens;
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        uint32_t size;
-        const char* const there = token_text(v, static_cast<int32_t>(load_u32(v.sorted + 4 * uint64_t{middle})), &size);
-        if (compare(there, size, text, n) < 0) low = middle + 1;
-        else high = middle;
-    }
-    for (; low < v.n_tokens; low++) {
-        const int32_t id = static_cast<int32_t>(load_u32(v.sorted + 4 * uint64_t{low}));
-        uint32_t size;
-        const char* const there = token_text(v, id, &size);
-        if (compare(there, size, text, n) != 0) break;
-        if ((v.types[id] == static_cast<uint8_t>(TokenType::byte)) == byte) return id;
-    }
-    return -1;
-}
-TRANSFORMER_API int32_t token_id(const Vocabulary& v, const char* text, uint32_t n) { return find(v, text, n, false); }
-
 TRANSFORMER_API bool is_stop(const Vocabulary& v, int32_t id)
 {
     for (uint32_t i = 0; i < v.n_stop; i++)
-        if (static_cast<int32_t>(load_u32(v.stop + 4 * i)) == id) return true;
+        if (static_cast<int32_t>(load_u32(v.stop + 4 * uint64_t{i})) == id) return true;
     return false;
 }
+TRANSFORMER_API int32_t token_id(const Vocabulary& v, const char* text, uint32_t n)
+{
+    const uint32_t added = trie_find(v.added_trie, text, n), value = trie_find(v.trie, text, n) & 0xffffffu;
+    if (added != no_word && added < word(v.added, 0)) return static_cast<int32_t>(word(v.added, 1 + 2 * uint64_t{added}));
+    return value < v.n_tokens ? static_cast<int32_t>(value) : -1;
+}
 
-// Bytes of the UTF-8 character that begins at p, 0 if none does. `cut`: the text ends inside it.
-static uint32_t utf8_length(const char* p, uint64_t n, bool* cut)
+// ---- Characters ----
+
+// Bytes of the UTF-8 character that begins at p, 0 if none does; *good: how many bytes could begin one (of 0: at least 1).
+static uint32_t utf8_length(const char* p, uint64_t n, uint32_t* good)
 {
     const auto at = [&](uint64_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(p[i])); };
-    *cut = false;
+    *good = 1;
     if (!n) return 0;
     const uint32_t c = at(0), want = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
     for (uint32_t i = 1; i < want; i++) {
-        if (i == n) {
-            *cut = true;
-            return 0;
-        }
         const uint32_t low = i > 1 ? 0x80 : c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80, high = i > 1 ? 0xbf : c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-        if (at(i) < low || at(i) > high) return 0;
+        if (i == n || at(i) < low || at(i) > high) return 0;
+        *good = i + 1;
     }
     return want;
 }
+static uint32_t char_size(const char* p, uint64_t n)           // at least 1
+{
+    uint32_t good;
+    return static_cast<unsigned char>(*p) < 0x80 ? 1 : most(utf8_length(p, n, &good), 1u);
+}
+static uint32_t code_at(const char* p, uint64_t n, uint32_t* size)                      // 0x110000: not UTF-8
+{
+    const auto at = [&](uint32_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(p[i])); };
+    uint32_t good;
+    *size = utf8_length(p, n, &good);
+    if (*size == 1) return at(0);
+    if (*size == 2) return (at(0) & 31) << 6 | (at(1) & 63);
+    if (*size == 3) return (at(0) & 15) << 12 | (at(1) & 63) << 6 | (at(2) & 63);
+    if (*size == 4) return (at(0) & 7) << 18 | (at(1) & 63) << 12 | (at(2) & 63) << 6 | (at(3) & 63);
+    *size = 1;
+    return 0x110000;
+}
+static uint32_t put_code(uint32_t c, char* out)                // 3-byte characters, which is all that Hangul needs
+{
+    out[0] = static_cast<char>(0xe0 | c >> 12);
+    out[1] = static_cast<char>(0x80 | (c >> 6 & 63));
+    out[2] = static_cast<char>(0x80 | (c & 63));
+    return 3;
+}
+// The value of the last of the words first << 8 | value whose first is at most `code`.
+static uint32_t class_of(const Span& s, uint32_t code)
+{
+    uint32_t low = 0, high = s.n;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        (word(s, middle) >> 8 <= code ? low : high) = middle;
+    }
+    return s.n ? word(s, low) & 255 : 0;
+}
+static bool is_space(uint32_t c)                               // White_Space
+{
+    return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+static bool is_symbol(const char* p, uint64_t n) { return n >= 3 && memcmp(p, space_symbol, 3) == 0; }
 
-// SentencePiece's BPE [21][22]: characters, then always the adjacent pair whose joined piece has the best score, the leftmost
-// of equals. A heap of candidate pairs makes it O(n log n).
-struct Symbol { uint32_t begin, size; int32_t before, after; };// size 0: merged into an earlier one
-struct Candidate { float score; int32_t left, right; uint32_t size; };
+// ---- Normalising ----
+
+struct Text { const char* data; uint64_t size; };
+struct Output {                                                // a buffer that is full stays full, and says so
+    char* data;
+    uint64_t size, capacity;
+    bool full;
+    void add(const char* p, uint64_t n)
+    {
+        if (n > capacity - size) full = true;
+        else if (n == 1) data[size++] = *p;
+        else {
+            memcpy(data + size, p, static_cast<size_t>(n));
+            size += n;
+        }
+    }
+};
+// An added token at p: the longest whose flags `mask` are `want`. `raw`: blanks of the text are not those of tokens.
+static Match added_at(const Vocabulary& v, const char* p, uint64_t n, uint32_t mask, uint32_t want, bool raw)
+{
+    Match best = {no_word, 0};
+    const uint32_t first = n ? static_cast<unsigned char>(raw && is_symbol(p, n) ? ' ' : *p) : 0;
+    if (!n || !(v.added_first[first / 32] >> first % 32 & 1)) return best;
+    uint32_t node = 0;
+    for (uint32_t i = 0; i < least<uint64_t>(n, longest_key);) {
+        const bool symbol = raw && is_symbol(p + i, n - i);
+        if ((raw && p[i] == ' ') || !trie_child(v.added_trie, &node, symbol ? ' ' : p[i])) break;
+        i += symbol ? 3 : 1;
+        const uint32_t at = trie_value(v.added_trie, node);
+        if (at < word(v.added, 0) && (word(v.added, 2 + 2 * uint64_t{at}) & mask) == want) best = {at, i};
+    }
+    return best;
+}
+// Longest keys of a trie become their strings: SentencePiece's rules, lower-casing, BERT's cleaning ... A string is a length byte
+// and its bytes; a value is where it stands.
+static bool replace(const Span& trie, const unsigned char* pool, uint64_t pool_size, const char* p, uint64_t n, Output& out, uint32_t* size)
+{
+    const Match m = trie_longest(trie, p, n);
+    *size = m.size;
+    if (!m.size || m.value >= pool_size || pool[m.value] >= pool_size - m.value) return false;
+    out.add(chars(pool) + m.value + 1, pool[m.value]);
+    return true;
+}
+static void map_text(const Vocabulary& v, const Span& s, Text in, Output& out)
+{
+    const uint32_t flags = word(s, 0), units = word(s, 1);
+    const Span trie = part(s, 2, units), pool = part(s, 2 + units, s.n - 2 - units);
+    for (uint64_t i = 0; i < in.size && !out.full;) {
+        const char* const p = in.data + i;
+        const uint64_t n = in.size - i;
+        uint32_t size, good;
+        if (flags & map_keeps_symbols)
+            if (const Match m = added_at(v, p, n, added_symbol, added_symbol, true); m.size) {
+                out.add(p, m.size);
+                i += m.size;
+                continue;
+            }
+        if (!replace(trie, pool.data, 4 * uint64_t{pool.n}, p, n, out, &size)) {
+            size = utf8_length(p, n, &good);
+            if (size || !(flags & (map_replaces_invalid | map_drops_invalid))) out.add(p, size = most(size, 1u));
+            else if (flags & map_replaces_invalid) out.add(replacement, 3);
+        }
+        i += most(size, 1u);
+    }
+}
+// NFC, NFKC, NFD, NFKD (Unicode annex 15): flags (1: compose), units of the trie, number of class words; the trie maps a character to its
+// full decomposition, and 0xff with two characters to the one that they compose; class 255: a starter that is not left alone.
+static void compose_text(const Span& s, Text in, Output& out, Output rough)
+{
+    const uint32_t units = word(s, 1), n_classes = word(s, 2);
+    const Span trie = part(s, 3, units), classes = part(s, 3 + units, n_classes), pool = part(s, 3 + units + n_classes, s.n - 3 - units - n_classes);
+    uint32_t size = 0, good = 0;
+    bool quick = true;
+    for (uint64_t i = 0; i < in.size && quick; i += size) {
+        size = 1;
+        quick = static_cast<unsigned char>(in.data[i]) < 0x80 || class_of(classes, code_at(in.data + i, in.size - i, &size)) == 0;
+    }
+    if (quick) return out.add(in.data, in.size);
+    for (uint64_t i = 0; i < in.size; i += size) {             // 1. decompose
+        const uint32_t c = code_at(in.data + i, in.size - i, &size), hangul = c - 0xac00;
+        char jamo[9];
+        if (hangul < 11172) {
+            uint32_t n = put_code(0x1100 + hangul / 588, jamo);
+            n += put_code(0x1161 + hangul % 588 / 28, jamo + n);
+            if (hangul % 28) n += put_code(0x11a7 + hangul % 28, jamo + n);
+            rough.add(jamo, n);
+        } else if (!replace(trie, pool.data, 4 * uint64_t{pool.n}, in.data + i, size, rough, &good)) rough.add(in.data + i, size);
+    }
+    const uint64_t from = out.size;
+    for (uint64_t i = 0; i < rough.size;) {                    // 2. marks in the order of their classes: one pass for each class that is there
+        uint64_t end = i;
+        for (uint32_t done = 0, next = 1; next; done = next) { // a stable sort in bounded time
+            next = 0;
+            for (uint64_t j = i; j < rough.size; j += size) {
+                const uint32_t c = class_of(classes, code_at(rough.data + j, rough.size - j, &size)) % 255;
+                if (!c && (done || next || j > i)) break;
+                end = most(end, j + size);
+                if (!c) {
+                    if (!done) out.add(rough.data + j, size);
+                    break;
+                }
+                if (c > done && (!next || c < next)) next = c;
+            }
+            for (uint64_t j = i; next && j < end; j += size)
+                if (class_of(classes, code_at(rough.data + j, rough.size - j, &size)) % 255 == next) out.add(rough.data + j, size);
+        }
+        i = most(end, i + 1);
+    }
+    if (!(word(s, 0) & 1) || out.full || rough.full) {
+        out.full = out.full || rough.full;
+        return;
+    }
+    char starter[1 + 8 + 4];                                   // 3. compose: starter and mark, unless another mark between blocks it
+    uint32_t n_starter = 0, last = 0;
+    uint64_t to = from, end = out.size;
+    Output kept = {rough.data, 0, rough.capacity, false};
+    starter[0] = static_cast<char>(0xff);
+    const auto flush = [&](uint64_t limit) {
+        if (to + n_starter + kept.size > limit) return false;  // only if a composed character is longer than its parts
+        memcpy(out.data + to, starter + 1, n_starter);
+        memcpy(out.data + to + n_starter, kept.data, static_cast<size_t>(kept.size));
+        to += n_starter + kept.size;
+        kept.size = n_starter = last = 0;
+        return true;
+    };
+    for (uint64_t i = from; i < end; i += size) {
+        const char* const p = out.data + i;
+        const uint32_t c = code_at(p, end - i, &size), mark = class_of(classes, c) % 255, before = code_at(starter + 1, n_starter, &good);
+        if (n_starter && (kept.size == 0 || (mark && last < mark))) {
+            uint32_t made = 0;
+            if (c - 0x1161 < 21 && before - 0x1100 < 19) made = put_code(0xac00 + (before - 0x1100) * 588 + (c - 0x1161) * 28, starter + 1);
+            else if (c - 0x11a8 < 27 && before - 0xac00 < 11172 && (before - 0xac00) % 28 == 0) made = put_code(before + c - 0x11a7, starter + 1);
+            else {
+                memcpy(starter + 1 + n_starter, p, size);
+                const uint32_t at = trie_find(trie, starter, 1 + n_starter + size);
+                const uint64_t room = 4 * uint64_t{pool.n};
+                if (at < room && pool.data[at] && pool.data[at] <= 4 && pool.data[at] < room - at) memcpy(starter + 1, pool.data + at + 1, made = pool.data[at]);
+            }
+            if (made) {
+                n_starter = made;
+                continue;
+            }
+        }
+        if (mark) {
+            kept.add(p, size);
+            last = mark;
+            continue;
+        }
+        char own[4];
+        memcpy(own, p, size);
+        if (!flush(i)) out.full = true;
+        memcpy(starter + 1, own, n_starter = size);
+    }
+    if (!flush(end)) out.full = true;
+    out.size = to;
+}
+// SentencePiece's rules for white space, Normalizer::Normalize in its normalizer.cc.
+static void spaces_text(uint32_t flags, Text in, Output& out)
+{
+    const bool collapse = (flags & spaces_collapse) != 0, suffix = (flags & spaces_suffix) != 0;
+    uint64_t i = 0;
+    while (collapse && i < in.size && in.data[i] == ' ') i++;
+    if (i == in.size) return;
+    if (flags & spaces_prefix && !suffix) out.add(" ", 1);
+    for (bool space = collapse; i < in.size; i++) {
+        const bool blank = in.data[i] == ' ', symbol = is_symbol(in.data + i, in.size - i);
+        if (!blank || !space) out.add(symbol ? " " : in.data + i, 1);
+        space = blank && collapse;
+        i += symbol ? 2 : 0;
+    }
+    while (collapse && out.size && out.data[out.size - 1] == ' ') out.size--;
+    if (flags & spaces_prefix && suffix) out.add(" ", 1);
+}
+static void step_text(const Vocabulary& v, Step kind, const Span& s, bool at_start, Text in, Output& out, Output scratch)
+{
+    const uint32_t flags = s.n ? word(s, 0) : 0;
+    const Text payload = {chars(s.data) + 8, s.n > 1 ? word(s, 1) : 0};
+    if (kind == Step::map) return map_text(v, s, in, out);
+    if (kind == Step::compose) return compose_text(s, in, out, scratch);
+    if (kind == Step::spaces) return spaces_text(flags, in, out);
+    uint64_t first = 0, end = in.size;
+    if (kind == Step::strip) {
+        uint32_t size;
+        while (flags & strip_left && first < end && is_space(code_at(in.data + first, end - first, &size))) first += size;
+        for (uint64_t at = end, begin; flags & strip_right && at > first; at = end = begin) {
+            for (begin = at - 1; begin > first && at - begin < 4 && (in.data[begin] & 0xc0) == 0x80;) begin--;
+            if (!is_space(code_at(in.data + begin, at - begin, &size))) break;
+        }
+        return out.add(in.data + first, end - first);
+    }
+    if (kind == Step::prefix && flags & prefix_words) {        // each word between white space, with the prefix
+        uint32_t size = 0;
+        for (bool inside = false; first < end; first += size) {
+            const bool space = is_space(code_at(in.data + first, end - first, &size)), symbol = is_symbol(in.data + first, size);
+            if (!space && !inside && !symbol) out.add(payload.data, payload.size);
+            if (!space) out.add(symbol ? " " : in.data + first, symbol ? 1 : size);
+            inside = !space;
+        }
+        return;
+    }
+    const bool escapes = kind == Step::escape || (kind == Step::prefix && flags & prefix_escapes);
+    if (kind == Step::prefix && in.size && (!(flags & prefix_at_start) || at_start)) {
+        const bool there = in.size >= payload.size && memcmp(in.data, payload.data, static_cast<size_t>(payload.size)) == 0;
+        const bool blank = escapes && (in.data[0] == ' ' || is_symbol(in.data, in.size));
+        if (!(flags & prefix_unless_there) || !(there || blank)) out.add(payload.data, payload.size);
+    }
+    for (uint64_t i = 0; i < in.size; i++) {
+        const char* const p = in.data + i;
+        if (kind == Step::collapse && *p == ' ' && i + 1 < in.size && p[1] == ' ') {
+            while (i + 1 < in.size && in.data[i + 1] == ' ') i++;
+            out.add(payload.data, payload.size);
+        } else if (escapes && is_symbol(p, in.size - i)) {
+            out.add(" ", 1);
+            i += 2;
+        } else out.add(p, 1);
+    }
+}
+
+// ---- Words ----
+
+struct Encoder {
+    const Vocabulary& v;
+    TokenizeOptions options;
+    Output buffer[2], scratch;                                 // normalised text; the model's memory
+    int32_t* ids;
+    int32_t* types;                                            // or null
+    uint64_t count, fuel;                                      // ids so far; steps that the automata may still take
+    uint32_t capacity;
+    int32_t type;
+    bool unknown;                                              // the last id was the unknown one
+    Status status;
+    void add(uint32_t id)
+    {
+        if (count < capacity) {
+            ids[count] = static_cast<int32_t>(id);
+            if (types) types[count] = type;
+        }
+        count++;
+        unknown = false;
+    }
+};
+
+// What no token stands for: its bytes, or the unknown token (one for a run of them, if so), or nothing.
+static void add_unknown(Encoder& e, const char* p, uint64_t n)
+{
+    const Vocabulary& v = e.v;
+    const bool blanks = v.kind == VocabularyKind::sentencepiece_bpe || v.kind == VocabularyKind::unigram;
+    bool all = v.flags & vocabulary_byte_fallback && v.bytes.n;
+    for (uint32_t pass = 0; pass < 2 && all; pass++)
+        for (uint64_t i = 0; i < n; i++) {
+            const bool blank = blanks && p[i] == ' ';
+            for (uint32_t j = 0; j < (blank ? 3 : 1); j++) {
+                const uint32_t id = word(v.bytes, static_cast<unsigned char>(blank ? space_symbol[j] : p[i]));
+                if (pass) e.add(id);
+                else all = all && id != no_word;
+            }
+        }
+    if (all || v.unknown < 0 || (e.unknown && v.flags & vocabulary_fuse_unknown)) return;
+    e.add(static_cast<uint32_t>(v.unknown));
+    e.unknown = true;
+}
+
+// BPE [22]: characters (or bytes), then always the adjacent pair of the best rank, the leftmost of equals. A heap of candidates makes it
+// O(n log n). Pairs are those listed in `merges`, or, where there are none (SentencePiece), any whose text is a token, by its score.
+struct Symbol { uint32_t begin, size, before, after; int32_t id; };                     // size 0: merged into an earlier one
+struct Candidate { uint32_t rank, left, size; int32_t id; };
 struct Merger {
     const Vocabulary& v;
     const char* text;
@@ -3304,18 +3828,43 @@ struct Merger {
     Candidate* heap;
     uint32_t n_heap;
 };
+static bool better(const Candidate& a, const Candidate& b) { return a.rank < b.rank || (a.rank == b.rank && a.left < b.left); }
 
-TRANSFORMER_API uint64_t tokenize_size(uint64_t n) { return (n + 1) * (sizeof(Symbol) + 3 * sizeof(Candidate)) + 2 * (n + 4); }
-
-static bool better(const Candidate& a, const Candidate& b) { return a.score > b.score || (!(a.score < b.score) && a.left < b.left); }
-
-static void push_pair(Merger& m, int32_t left, int32_t right)
+static uint32_t pair_hash(uint32_t left, uint32_t right, uint32_t n_slots)
 {
-    if (left < 0 || right < 0) return;
-    const uint32_t size = m.symbols[left].size + m.symbols[right].size;
-    const int32_t id = token_id(m.v, m.text + m.symbols[left].begin, size);
-    if (id < 0 || m.v.types[id] == static_cast<uint8_t>(TokenType::control) || m.v.types[id] == static_cast<uint8_t>(TokenType::unknown)) return;
-    const Candidate c = {m.v.scores ? load_f32(m.v.scores + 4 * static_cast<uint64_t>(id)) : 0.0f, left, right, size};
+    uint32_t h = left * 0x9e3779b1u ^ right * 0x85ebca77u;
+    h = (h ^ h >> 15) * 0x2c1b3c6du;
+    return static_cast<uint32_t>((uint64_t{h ^ h >> 13} * n_slots) >> 32);
+}
+static bool join(const Merger& m, const Symbol& a, const Symbol& b, Candidate* c)
+{
+    const Vocabulary& v = m.v;
+    c->size = a.size + b.size;
+    if (v.merges.n) {
+        const uint32_t n = v.merges.n / 4, left = static_cast<uint32_t>(a.id), right = static_cast<uint32_t>(b.id);
+        if (a.id < 0 || b.id < 0) return false;
+        for (uint32_t slot = pair_hash(left, right, n), probe = 0; probe < 256; probe++, slot = slot + 1 == n ? 0 : slot + 1) {
+            const Span s = part(v.merges, 4 * slot, 4);
+            if (word(s, 0) == no_word) return false;
+            if (word(s, 0) != left || word(s, 1) != right) continue;
+            c->rank = word(s, 2);
+            c->id = static_cast<int32_t>(word(s, 3));
+            return true;
+        }
+        return false;
+    }
+    const uint32_t id = trie_find(v.trie, m.text + a.begin, c->size) & 0xffffffu;
+    if (id >= v.n_tokens) return false;
+    const uint32_t score = bits_of(v.scores ? load_f32(v.scores + 4 * uint64_t{id}) + 0.0f : 0.0f);
+    c->rank = ~(score >> 31 ? ~score : score | 1u << 31);      // the highest score first
+    c->id = static_cast<int32_t>(id);
+    return true;
+}
+static void push_pair(Merger& m, uint32_t left, uint32_t right)
+{
+    Candidate c;
+    if (left == no_word || right == no_word || !join(m, m.symbols[left], m.symbols[right], &c)) return;
+    c.left = left;
     uint32_t i = m.n_heap++;
     for (; i && better(c, m.heap[(i - 1) / 2]); i = (i - 1) / 2) m.heap[i] = m.heap[(i - 1) / 2];
     m.heap[i] = c;
@@ -3330,161 +3879,320 @@ static Candidate pop_pair(Merger& m)
         m.heap[i] = m.heap[child];
         i = child;
     }
-    m.heap[i] = last;
+    if (m.n_heap) m.heap[i] = last;
     return top;
 }
-
-struct Ids {                                                   // the caller's array, and how many ids there would be
-    int32_t* data;
-    uint32_t capacity;
-    uint64_t count;
-    void add(int32_t id)
-    {
-        if (count < capacity) data[count] = id;
+static void bpe(Encoder& e, const char* p, uint32_t n)
+{
+    const Vocabulary& v = e.v;
+    const uint32_t whole = trie_find(v.trie, p, n), id = whole & 0xffffffu;
+    if (whole != no_word && whole & trie_whole && id < v.n_tokens) return e.add(id);
+    Merger m = {v, p, static_cast<Symbol*>(static_cast<void*>(e.scratch.data)), nullptr, 0};
+    uint32_t count = 0;
+    const bool byte_level = v.kind == VocabularyKind::byte_bpe;
+    for (uint32_t i = 0, size; i < n; i += size) {
+        size = byte_level ? 1 : char_size(p + i, n - i);
+        const uint32_t value = byte_level ? (v.bytes.n ? word(v.bytes, static_cast<unsigned char>(p[i])) : no_word) : trie_find(v.trie, p + i, size);
+        const uint32_t token = value == no_word ? no_word : value & 0xffffffu;
+        if (token >= v.n_tokens && byte_level && v.unknown < 0) continue;               // a byte without a token is left out
+        m.symbols[count] = {i, size, count ? count - 1 : no_word, count + 1, token < v.n_tokens ? static_cast<int32_t>(token) : -1};
         count++;
     }
-};
-
-static void sentencepiece_bpe(const Vocabulary& v, const char* text, uint32_t n, void* work, Ids& ids)
-{
-    Merger m = {v, text, static_cast<Symbol*>(work), nullptr, 0};
-    m.heap = static_cast<Candidate*>(static_cast<void*>(m.symbols + n + 1));
-    int32_t count = 0;
-    for (uint32_t i = 0; i < n; count++) {
-        bool cut;
-        const uint32_t size = most(utf8_length(text + i, n - i, &cut), 1u);
-        m.symbols[count] = {i, size, count - 1, i + size < n ? count + 1 : -1};
-        i += size;
-    }
-    for (int32_t i = 1; i < count; i++) push_pair(m, i - 1, i);
+    if (!count) return;
+    m.symbols[count - 1].after = no_word;
+    m.heap = static_cast<Candidate*>(static_cast<void*>(m.symbols + count));            // each merge takes one candidate and adds two
+    for (uint32_t i = 1; i < count; i++) push_pair(m, i - 1, i);
     while (m.n_heap) {
         const Candidate c = pop_pair(m);
         Symbol& left = m.symbols[c.left];
-        Symbol& right = m.symbols[c.right];
-        if (!left.size || !right.size || left.after != c.right || left.size + right.size != c.size) continue;  // out of date
+        if (!left.size || left.after == no_word || left.size + m.symbols[left.after].size != c.size) continue;   // out of date
+        Symbol& right = m.symbols[left.after];
         left.size = c.size;
-        right.size = 0;
+        left.id = c.id;
         left.after = right.after;
-        if (left.after >= 0) m.symbols[left.after].before = c.left;
+        right.size = 0;
+        if (left.after != no_word) m.symbols[left.after].before = c.left;
         push_pair(m, left.before, c.left);
         push_pair(m, c.left, left.after);
     }
-    for (int32_t i = 0; i >= 0 && count; i = m.symbols[i].after) {
+    for (uint32_t i = 0; i != no_word; i = m.symbols[i].after) {
         const Symbol& s = m.symbols[i];
-        const int32_t id = token_id(v, text + s.begin, s.size);
-        if (id >= 0) ids.add(id);
-        else if (v.flags & vocabulary_byte_fallback) {
-            for (uint32_t b = 0; b < s.size; b++) {
-                const int32_t byte = find(v, text + s.begin + b, 1, true);
-                ids.add(byte >= 0 ? byte : v.unknown);
-            }
-        } else ids.add(v.unknown);
+        if (s.id >= 0) e.add(static_cast<uint32_t>(s.id));
+        else add_unknown(e, p + s.begin, s.size);
     }
 }
 
-// The longest special token that stands at text, -1 if none.
-static int32_t special_at(const Vocabulary& v, const char* text, uint64_t n)
+// Unigram [21]: the path of the highest sum of scores, Model::EncodeOptimized of sentencepiece: sums are rounded to float, of equal
+// sums the first found (the longest last token) stays. Hugging Face's tokenizers keep sums in double.
+struct Best { uint32_t score[2], begin; int32_t id; };         // of the paths that end here; the score is a double
+static void unigram(Encoder& e, const char* p, uint32_t n)
 {
-    int32_t best = -1;
-    uint32_t best_size = 0;
-    const uint32_t first = n ? static_cast<unsigned char>(*text) : 0;
-    for (uint32_t i = 0; n && v.special_first[first / 32] >> first % 32 & 1 && i < v.n_tokens; i++) {
-        const TokenType type = static_cast<TokenType>(v.types[i]);
-        if (type != TokenType::control && type != TokenType::user_defined) continue;
-        uint32_t size;
-        const char* const there = token_text(v, static_cast<int32_t>(i), &size);
-        if (size > best_size && size <= n && memcmp(there, text, size) == 0) {
-            best = static_cast<int32_t>(i);
-            best_size = size;
+    const Vocabulary& v = e.v;
+    const bool doubles = (v.flags & vocabulary_double_scores) != 0;
+    Best* const best = static_cast<Best*>(static_cast<void*>(e.scratch.data));
+    for (uint32_t i = 0; i <= n; i++) best[i] = {{0, 0}, no_word, -1};
+    const auto offer = [&](uint32_t begin, uint32_t end, int32_t id, double sum) {
+        Best& b = best[end];
+        double before;
+        memcpy(&before, b.score, sizeof before);
+        if (!doubles) sum = static_cast<double>(static_cast<float>(sum));
+        if (b.begin != no_word && !(sum > before)) return;
+        memcpy(b.score, &sum, sizeof sum);
+        b.begin = begin;
+        b.id = id;
+    };
+    for (uint32_t i = 0; i < n;) {
+        const uint32_t size = char_size(p + i, n - i);
+        double so_far;
+        memcpy(&so_far, best[i].score, sizeof so_far);
+        bool single = false;
+        uint32_t node = 0;
+        for (uint32_t j = i; j < n && j - i < longest_key && trie_child(v.trie, &node, p[j]);) {
+            j++;
+            const uint32_t id = trie_value(v.trie, node) & 0xffffffu;
+            if (id >= v.n_tokens || v.types[id] == static_cast<uint8_t>(TokenType::unused)) continue;
+            const bool symbol = v.types[id] == static_cast<uint8_t>(TokenType::user_defined);
+            const float bonus = static_cast<float>(j - i) * v.symbol_score;
+            offer(i, j, static_cast<int32_t>(id), (symbol ? static_cast<double>(bonus) - 0.1 : static_cast<double>(load_f32(v.scores + 4 * uint64_t{id}))) + so_far);
+            single = single || j - i == size;
         }
+        if (!single) offer(i, i + size, -1, static_cast<double>(v.unknown_score) + so_far);
+        i += size;
+    }
+    uint32_t next = no_word;                                   // the links run backwards: turn them round
+    for (uint32_t at = n, before; at; at = before) {
+        before = best[at].begin;
+        best[at].begin = next;
+        next = at;
+        if (before >= at) return;                              // cannot be: every character was reached
+    }
+    for (uint32_t at = 0; next != no_word; next = best[next].begin) {
+        if (best[next].id >= 0) e.add(static_cast<uint32_t>(best[next].id));
+        else add_unknown(e, p + at, next - at);
+        at = next;
+    }
+}
+
+// WordPiece [25]: the longest token that begins the word, then the longest continuations; a word with a gap is unknown as a whole.
+static void wordpiece(Encoder& e, const char* p, uint32_t n)
+{
+    const uint64_t count = e.count;
+    uint32_t n_chars = 0, inside = 0;
+    for (uint32_t i = 0; i < n; i += char_size(p + i, n - i)) n_chars++;
+    const bool continues = trie_child(e.v.trie, &inside, '#') && trie_child(e.v.trie, &inside, '#');
+    bool good = n_chars <= e.v.longest_word;
+    for (uint32_t i = 0; i < n && good;) {
+        const Match m = trie_longest(e.v.trie, p + i, n - i, i ? inside : 0);
+        good = m.size && (!i || continues) && (m.value & 0xffffffu) < e.v.n_tokens;
+        if (good) e.add(m.value & 0xffffffu);
+        i += m.size;
+    }
+    if (good) return;
+    e.count = count;
+    if (e.v.unknown >= 0) e.add(static_cast<uint32_t>(e.v.unknown));
+}
+
+static void model_text(Encoder& e, const char* p, uint64_t size)
+{
+    const uint32_t n = static_cast<uint32_t>(size);
+    if (e.v.kind == VocabularyKind::unigram) return unigram(e, p, n);
+    if (e.v.kind == VocabularyKind::wordpiece) return wordpiece(e, p, n);
+    if (!(e.v.flags & vocabulary_words)) return bpe(e, p, n);
+    for (uint32_t begin = 0, end = 1; begin < n; end++) {      // no token has a blank behind another character: words are apart
+        if (end < n && (p[end] != ' ' || p[end - 1] == ' ')) continue;
+        bpe(e, p + begin, end - begin);
+        begin = end;
+    }
+}
+
+// Where the automaton's match at `begin` ends; `begin` if there is none. It reads one character further than it matches, the class
+// n_classes - 1 at the end of the text: that is how lookahead works.
+static uint64_t run_stage(Encoder& e, const Stage& s, const char* p, uint64_t begin, uint64_t end)
+{
+    const Span ranges_of = part(e.v.classes, 32, e.v.classes.n - 32);
+    uint64_t best = begin;
+    for (uint64_t at = begin, state = 1; e.fuel; e.fuel--) {
+        uint32_t size = 1, which = s.n_classes - 1;
+        if (at < end) {
+            const uint32_t c = static_cast<unsigned char>(p[at]);
+            which = c < 0x80 ? e.v.classes.data[c] : class_of(ranges_of, code_at(p + at, end - at, &size));
+        }
+        const uint32_t next = load_u16(s.table + 2 * (state * s.n_classes + which));
+        if (next & 0x8000) best = at;
+        state = next & 0x7fff;
+        if (!state || at == end) break;
+        at += size;
     }
     return best;
 }
-
-// One piece of text between special tokens: spaces in SentencePiece's way, then the merges.
-static void tokenize_piece(const Vocabulary& v, const char* text, uint64_t n, bool first, void* work, uint64_t symbols, Ids& ids)
+// Each stage cuts the pieces of the one before into matches and what lies between them.
+static void split_text(Encoder& e, const char* p, uint64_t size)
 {
-    char* const normal = static_cast<char*>(work) + symbols;
-    uint32_t size = 0;
-    if (first && v.flags & vocabulary_dummy_prefix) normal[size++] = ' ';
-    for (uint64_t i = 0; i < n; i++) {
-        if (i + 2 < n && memcmp(text + i, "\xe2\x96\x81", 3) == 0) {                    // U+2581 is the space of the pieces
-            normal[size++] = ' ';
-            i += 2;
-        } else normal[size++] = text[i];
+    Stage stages[max_stages];
+    uint64_t ends[max_stages + 1];
+    uint32_t n_stages = 0, depth = 0;
+    records(e.v.split, [&](uint32_t flags, const Span& s) {
+        stages[n_stages++] = {s.data + 8, word(s, 1), flags};
+        return true;
+    });
+    ends[0] = size;
+    for (uint64_t at = 0; at < size; at = ends[depth]) {
+        while (depth && ends[depth] == at) depth--;
+        bool dropped = false;
+        for (; depth < n_stages && !dropped; depth++) {
+            uint64_t end = run_stage(e, stages[depth], p, at, ends[depth]);
+            const bool match = end > at;
+            while (!match && end < ends[depth]) {
+                end += char_size(p + end, ends[depth] - end);
+                if (end < ends[depth] && run_stage(e, stages[depth], p, end, ends[depth]) > end) break;
+            }
+            ends[depth + 1] = end;
+            dropped = (stages[depth].flags & (match ? 1 : 2)) != 0;
+        }
+        if (n_stages) e.unknown = false;
+        if (!dropped) model_text(e, p + at, ends[depth] - at);
     }
-    sentencepiece_bpe(v, normal, size, work, ids);
+    if (!e.fuel && e.status) e.status = {Code::bad_vocabulary, "splitting the text takes longer than its length allows", "split", size};
 }
 
+// Runs the steps of one phase; the result stands in the text itself or in a buffer other than the one that it came from.
+static Text normalise(Encoder& e, Text text, bool late, bool at_start)
+{
+    records(e.v.normal, [&](uint32_t kind, const Span& s) {
+        if ((kind >= static_cast<uint32_t>(Step::late)) != late) return true;
+        Output& out = e.buffer[text.data == e.buffer[0].data || (late && text.data >= e.buffer[0].data && text.data < e.buffer[0].data + e.buffer[0].capacity)];
+        out.size = 0;
+        step_text(e.v, static_cast<Step>(kind & ~static_cast<uint32_t>(Step::late)), s, at_start, text, out, e.scratch);
+        if (out.full && e.status) e.status = {Code::bad_vocabulary, "normalised text grows more than the vocabulary says", "growth", e.v.growth};
+        text = {out.data, out.size};
+        return !late;                                          // one late step, for the other buffer may hold what it came from
+    });
+    return text;
+}
+
+// Cuts added tokens out of text; what lies between goes on. `normal`: the text is normalised. Hugging Face's AddedVocabulary.
+static void cut_text(Encoder& e, Text text, bool normal, bool at_start)
+{
+    const uint32_t mask = added_normal | added_symbol | (e.options.parse_special ? 0u : added_special);
+    for (uint64_t begin = 0, end = 0; begin < text.size || end < text.size;) {
+        Match m = {no_word, 0};
+        for (; end < text.size; end++) {
+            m = added_at(e.v, text.data + end, text.size - end, mask, normal ? uint32_t{added_normal} : 0, false);
+            if (!m.size && normal && e.v.kind == VocabularyKind::sentencepiece_bpe) m = added_at(e.v, text.data + end, text.size - end, mask, added_symbol, false);
+            if (m.size) break;
+        }
+        uint64_t stop = end + m.size, left = end;
+        const uint32_t flags = m.size ? word(e.v.added, 2 + 2 * uint64_t{m.value}) : 0;
+        uint32_t size;
+        while (flags & added_strips_left && left > begin) {    // blanks before and behind belong to such a token
+            uint64_t at = left - 1;
+            while (at > begin && left - at < 4 && (text.data[at] & 0xc0) == 0x80) at--;
+            if (!is_space(code_at(text.data + at, left - at, &size))) break;
+            left = at;
+        }
+        while (flags & added_strips_right && stop < text.size && is_space(code_at(text.data + stop, text.size - stop, &size))) stop += size;
+        const Text between = {text.data + begin, left - begin};
+        if (between.size && normal) {
+            const Text word_text = normalise(e, between, true, at_start && !begin);
+            split_text(e, word_text.data, word_text.size);
+        } else if (between.size) cut_text(e, normalise(e, between, false, at_start && !begin), true, at_start && !begin);
+        if (m.size) {
+            e.add(word(e.v.added, 1 + 2 * uint64_t{m.value}));
+        }
+        begin = end = stop;
+        if (!m.size) break;
+    }
+}
+
+struct WorkSizes { uint64_t bytes, buffers, model; };
+static WorkSizes work_sizes(const Vocabulary& v, uint64_t n)
+{
+    const uint64_t bytes = round_up(n * v.growth + 2 * max_prefix, 8), n_chars = n * v.growth_chars + 2 * max_prefix;
+    const bool merges = v.kind == VocabularyKind::byte_bpe || v.kind == VocabularyKind::sentencepiece_bpe;
+    const uint64_t model = merges ? n_chars * (sizeof(Symbol) + 2 * sizeof(Candidate)) : v.kind == VocabularyKind::unigram ? (bytes + 1) * sizeof(Best) : 0;
+    return {bytes, v.n_steps < 2 ? v.n_steps : 2, most(model, v.n_steps ? bytes : 0)};
+}
+TRANSFORMER_API uint64_t tokenize_size(const Vocabulary& v, uint64_t n)
+{
+    const WorkSizes w = work_sizes(v, n);
+    return w.bytes * w.buffers + w.model;
+}
+
+TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_t n_a, const char* b, uint64_t n_b, const TokenizeOptions& options,
+                                     void* work, uint64_t work_size, int32_t* ids, int32_t* types, uint32_t capacity, uint32_t* count)
+{
+    *count = 0;
+    const uint64_t n = most(n_a, n_b);
+    if (v.kind == VocabularyKind::none) return {Code::bad_vocabulary, "the checkpoint holds no vocabulary", "vocabulary", 0};
+    if (n_a >= 1u << 30 || n_b >= 1u << 30 || n * v.growth >= 1u << 31) return {Code::bad_argument, "the text is too long", "text", n};
+    const WorkSizes w = work_sizes(v, n);
+    if (work_size < tokenize_size(v, n)) return {Code::memory_too_small, "tokenize() needs more memory", "work", tokenize_size(v, n)};
+    if (reinterpret_cast<uintptr_t>(work) % 4) return {Code::misaligned, "the work memory must lie at a multiple of 4 bytes", "work", 0};
+    char* const memory = static_cast<char*>(work);
+    char* const model = memory + w.bytes * w.buffers;
+    Encoder e = {v, options, {{memory, 0, w.bytes, false}, {memory + (w.buffers ? w.buffers - 1 : 0) * w.bytes, 0, w.bytes, false}}, {model, 0, w.bytes, false},
+                 ids, types, 0, 4096 + 256 * w.bytes, capacity, 0, false, {}};
+    const uint32_t n_single = v.layout.n ? word(v.layout, 0) : 0;
+    const uint32_t first = b ? 1 + n_single : 1, end = b ? v.layout.n : 1 + n_single;
+    bool seen = false;
+    for (uint32_t i = first; i <= end; i++) {                  // the layout; without one the texts stand alone
+        const uint32_t item = i < end ? word(v.layout, i) : layout_a, id = item & 0xffffffu;
+        if (i == end && seen) break;
+        e.type = i < end ? static_cast<int32_t>(item >> 24) : 0;
+        e.unknown = false;
+        if (id < layout_b) {
+            if (options.add_special) e.add(id);
+            continue;
+        }
+        seen = true;
+        if (id == layout_a) cut_text(e, {a, n_a}, false, true);
+        if (b && (id == layout_b || first >= end)) cut_text(e, {b, n_b}, false, true);
+    }
+    if (!e.status) return e.status;
+    if (e.count > capacity) return {Code::memory_too_small, "more tokens than the array holds", "ids", e.count};
+    *count = static_cast<uint32_t>(e.count);
+    return {};
+}
 TRANSFORMER_API Status tokenize(const Vocabulary& v, const char* text, uint64_t n, const TokenizeOptions& options, void* work,
                                 uint64_t work_size, int32_t* ids, uint32_t capacity, uint32_t* count)
 {
-    *count = 0;
-    if (v.kind == VocabularyKind::none) return {Code::bad_vocabulary, "the checkpoint holds no vocabulary", "vocabulary", 0};
-    if (v.kind != VocabularyKind::sentencepiece_bpe) return {Code::not_supported, "this kind of vocabulary is not supported yet", "vocabulary", static_cast<uint64_t>(v.kind)};
-    if (n >= 1u << 30) return {Code::bad_argument, "the text is too long", "text", n};
-    if (work_size < tokenize_size(n)) return {Code::memory_too_small, "tokenize() needs more memory", "work", tokenize_size(n)};
-    if (reinterpret_cast<uintptr_t>(work) % 4) return {Code::misaligned, "the work memory must lie at a multiple of 4 bytes", "work", 0};
-    const uint64_t symbols = (n + 1) * (sizeof(Symbol) + 3 * sizeof(Candidate));
-    Ids list = {ids, capacity, 0};
-    const bool doubled = options.parse_special && v.bos >= 0 && special_at(v, text, n) == v.bos;
-    if (options.add_special && v.flags & vocabulary_add_bos && v.bos >= 0 && !doubled) list.add(v.bos);
-    bool first = true;
-    for (uint64_t begin = 0; begin < n;) {
-        uint64_t end = begin;
-        int32_t special = -1;
-        for (; end < n && options.parse_special; end++)
-            if (special = special_at(v, text + end, n - end); special >= 0) break;
-        if (special < 0) end = n;
-        if (end > begin) tokenize_piece(v, text + begin, end - begin, first, work, symbols, list);
-        first = false;
-        begin = end;
-        if (special < 0) break;
-        list.add(special);
-        uint32_t size;
-        token_text(v, special, &size);
-        begin += size;
-    }
-    if (options.add_special && v.flags & vocabulary_add_eos && v.eos >= 0) list.add(v.eos);
-    for (uint64_t i = 0; i < least<uint64_t>(list.count, capacity); i++)
-        if (ids[i] < 0) return {Code::bad_vocabulary, "the text has a character that the vocabulary lacks, and there is no unknown token", "text", i};
-    if (list.count > capacity) return {Code::memory_too_small, "more tokens than the array holds", "ids", list.count};
-    *count = static_cast<uint32_t>(list.count);
-    return {};
+    return tokenize_pair(v, text, n, nullptr, 0, options, work, work_size, ids, nullptr, capacity, count);
 }
+
+// ---- Back to text ----
 
 // Give the whole characters of text, hold back an unfinished tail of at most 3 bytes.
 static bool emit_characters(Decoder& d, const char* text, uint32_t n, Emit emit, void* user)
 {
-    uint32_t i = 0;
+    uint32_t i = 0, good;
     while (d.n_pending && i < n) {                             // complete what an earlier token began, or give it up
-        bool cut;
         d.pending[d.n_pending] = text[i];
-        const uint32_t size = utf8_length(d.pending, d.n_pending + 1u, &cut);
-        if (size || cut) {
+        const uint32_t size = utf8_length(d.pending, d.n_pending + 1u, &good);
+        if (size || good > d.n_pending) {
             d.n_pending++;
             i++;
+            if (!size) continue;
         }
-        if (!cut && !detokenize_flush(d, emit, user)) return false;
+        if (!detokenize_flush(d, emit, user)) return false;
     }
     uint32_t from = i;
     while (i < n) {
-        bool cut;
-        const uint32_t size = utf8_length(text + i, n - i, &cut);
-        if (!size && !cut && d.replace_invalid) {
+        const uint32_t size = utf8_length(text + i, n - i, &good);
+        if (!size && i + good == n && (static_cast<unsigned char>(text[i]) >= 0xc2 && static_cast<unsigned char>(text[i]) < 0xf5)) break;
+        if (!size && d.replace_invalid) {
             if (i > from && !emit(user, text + from, i - from)) return false;
-            if (!emit(user, "\xef\xbf\xbd", 3)) return false;
-            from = ++i;
-            continue;
+            for (uint32_t k = 0; k < (d.each_byte ? good : 1); k++)
+                if (!emit(user, replacement, 3)) return false;
+            from = i + good;
         }
-        if (cut) break;
-        i += most(size, 1u);
+        i += size ? size : good;
     }
     if (i > from && !emit(user, text + from, i - from)) return false;
     for (; i < n; i++) d.pending[d.n_pending++] = text[i];
     return true;
 }
 
+// SentencePiece: DecodeSentencePiece in sentencepiece_processor.cc. WordPiece: Hugging Face's decoder with its cleaning up.
 TRANSFORMER_API bool detokenize(const Vocabulary& v, Decoder& d, int32_t id, Emit emit, void* user)
 {
     uint32_t n;
@@ -3492,22 +4200,37 @@ TRANSFORMER_API bool detokenize(const Vocabulary& v, Decoder& d, int32_t id, Emi
     if (id < 0 || static_cast<uint32_t>(id) >= v.n_tokens) return true;
     const TokenType type = static_cast<TokenType>(v.types[id]);
     if (type == TokenType::control && !d.special) return true;
-    if (!d.started && v.flags & vocabulary_dummy_prefix && type == TokenType::normal && n && *text == ' ') {   // the space that tokenize() put there
+    const bool strips = v.flags & (vocabulary_dummy_prefix | vocabulary_collapse_spaces) && (type == TokenType::normal || type == TokenType::user_defined || type == TokenType::unused);
+    d.each_byte = v.kind == VocabularyKind::sentencepiece_bpe || v.kind == VocabularyKind::unigram;
+    if (v.kind == VocabularyKind::wordpiece) {
+        static const char glued[] = ".\0?\0!\0,\0n't\0'm\0's\0've\0're\0";
+        bool blank = d.started;
+        if (d.started && n >= 2 && text[0] == '#' && text[1] == '#') {
+            text += 2;
+            n -= 2;
+            blank = false;
+        }
+        for (const char* g = glued; *g && v.flags & vocabulary_cleans_up; g += strlen(g) + 1) blank = blank && !(n == strlen(g) && memcmp(text, g, n) == 0);
+        if (blank && !emit_characters(d, " ", 1, emit, user)) return false;
+    } else if (!d.started && strips && n && *text == ' ') {    // the blank that tokenize() put there
         text++;
         n--;
+        d.started = !(v.flags & vocabulary_collapse_spaces);
     }
-    d.started = d.started || type != TokenType::control;
+    d.started = d.started || n || v.kind == VocabularyKind::wordpiece;
     return emit_characters(d, text, n, emit, user);
 }
 
 TRANSFORMER_API bool detokenize_flush(Decoder& d, Emit emit, void* user)
 {
     const uint32_t n = d.n_pending;
-    bool cut;
+    uint32_t good;
     d.n_pending = 0;
     if (!n) return true;
-    if (d.replace_invalid && utf8_length(d.pending, n, &cut) != n) return emit(user, "\xef\xbf\xbd", 3);
-    return emit(user, d.pending, n);
+    if (!d.replace_invalid || utf8_length(d.pending, n, &good) == n) return emit(user, d.pending, n);
+    for (uint32_t k = 0; k < (d.each_byte ? n : 1); k++)
+        if (!emit(user, replacement, 3)) return false;
+    return true;
 }
 
 // >> 22 Sampler -------------------------------------------------------------------------------------------------------
