@@ -13,6 +13,8 @@
 #include "weights/import.hpp"
 #include "weights/info.hpp"
 #include "weights/options.hpp"
+#include "weights/picture.hpp"
+#include "weights/review.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -197,6 +199,7 @@ struct Loaded {
     std::string name;
     weights::File file;
     weights::AlignedBytes bytes;
+    std::vector<unsigned char> vocabulary;                     // of a tokenizer that stands alone
     Model model;
     uint64_t size = 0;
     double seconds = 0;
@@ -336,7 +339,7 @@ std::vector<int32_t> tokenized(const Arguments& a, const Loaded& m, const std::s
 {
     if (m.model.vocabulary.kind == VocabularyKind::none) throw Failure(m.name + ": has no tokenizer; give one with -z FILE");
     const transformer::TokenizeOptions o{add_special && !a.no_add_special, !a.no_parse_special};
-    std::vector<uint32_t> work(static_cast<size_t>(transformer::tokenize_size(text.size()) / 4 + 1));
+    std::vector<uint32_t> work(static_cast<size_t>(transformer::tokenize_size(m.model.vocabulary, text.size()) / 4 + 1));
     std::vector<int32_t> ids(text.size() + 64);
     while (true) {                                             // a character can become many when it is normalised
         uint32_t count = 0;
@@ -650,10 +653,20 @@ int run_generate(const Arguments& a)
     return interrupted ? 130 : 0;
 }
 
+// For tokenize and detokenize: MODEL, or -z FILE, may be a tokenizer alone.
+void load_vocabulary(const Arguments& a, Loaded* m)
+{
+    const std::string& path = a.tokenizer ? *a.tokenizer : a.model();
+    if (!weights::is_tokenizer(path)) return load(a, m);
+    m->name = path;
+    m->vocabulary = weights::write_vocabulary(weights::read_tokenizer(path));
+    check(transformer::open_vocabulary(m->vocabulary.data(), m->vocabulary.size(), &m->model.vocabulary), path);
+}
+
 int run_tokenize(const Arguments& a)
 {
     Loaded m;
-    load(a, &m);
+    load_vocabulary(a, &m);
     const Text text = given_text(a);
     return print(joined(tokenized(a, m, text ? *text : read_stream(stdin, "stdin"), true), " ") + "\n");
 }
@@ -661,7 +674,7 @@ int run_tokenize(const Arguments& a)
 int run_detokenize(const Arguments& a)
 {
     Loaded m;
-    load(a, &m);
+    load_vocabulary(a, &m);
     const transformer::Vocabulary& v = m.model.vocabulary;
     if (v.kind == VocabularyKind::none) throw Failure(m.name + ": has no tokenizer; give one with -z FILE");
     std::vector<int32_t> ids = a.ids;
@@ -878,37 +891,39 @@ int run_perplexity(const Arguments& a)
 
 // ---- Verbs: models ---------------------------------------------------------------------------------------------------
 
+// What describes a model: for that, a configuration without weights is enough.
+struct Described {
+    ModelSource m;
+    bool weights = true;
+    weights::Counts counts;
+};
+Described describe(const Arguments& a)
+{
+    Described d;
+    d.weights = !weights::is_configuration(a.model());
+    if (d.weights)
+        d.m = open_source(a);
+    else
+        d.m.source = weights::read_config_only(a.model());
+    const weights::WriteOptions o = write_options(a);
+    const bool counted = !d.weights || weights::is_directory(a.model()); // Hugging Face: its reader counts
+    d.counts = counted ? weights::count(d.m.source, o, weights::count_parameters(a.model())) : weights::count(d.m.source, o);
+    return d;
+}
 int run_info(const Arguments& a)
 {
-    const ModelSource m = open_source(a);
-    const Source& s = m.source;
-    const weights::Counts c = weights::count(s, write_options(a));
-    const uint64_t bytes = weights::checkpoint_size(s, write_options(a)), tokens = s.vocabulary.tokens.size();
-    transformer::Options o;
-    o.capacity = context(a, s.main);
-    o.cache = cache_type(a, DType::f16);
-    const transformer::Plan plan = transformer::plan(s.main, s.encoder, o);
-    const uint64_t session = plan.at[transformer::n_regions], cache = session - plan.at[transformer::region_cache];
-    const uint64_t a_token = transformer::is_causal(s.main) ? weights::cache_bytes_per_token(s.main, o.cache) : 0;
-    if (a.json) {
-        JsonObject json;
-        json.add("kind", s.kind).raw("config", weights::config_json(s.main)).raw("blocks", weights::json_blocks(s, 0));
-        if (s.encoder.n_layers) json.raw("encoder", weights::config_json(s.encoder)).raw("encoder_blocks", weights::json_blocks(s, 1));
-        json.add("parameters", c.parameters).add("active_parameters", c.active).add("parameters_by_part", c.parts);
-        json.add("weights_bytes", bytes).add("bytes_by_type", c.types).add("bytes_per_token", c.bytes_per_token);
-        json.add("vocabulary_tokens", tokens).add("context", uint64_t{o.capacity}).add("kv", type_name(o.cache));
-        json.add("kv_cache_bytes_per_token", a_token).add("kv_cache_bytes", cache).add("session_bytes", session);
-        return print(json.text() + "\n");
-    }
-    const auto n = [](uint64_t value) { return std::to_string(value); };
-    std::string text = a.model() + ": " + s.kind + "\n" + weights::stack_text(s, 0) + (s.encoder.n_layers ? weights::stack_text(s, 1) : "");
-    text += "parameters: " + n(c.parameters) + (c.active == c.parameters ? "" : " (" + n(c.active) + " active for a token)");
-    for (const auto& [name, count] : c.parts) text += ", " + name + " " + n(count);
-    text += "\nweights: " + bytes_text(bytes);
-    for (const auto& [name, count] : c.types) text += ", " + name + " " + bytes_text(count);
-    text += "\ncache: " + counted(a_token, "byte") + " a token in " + type_name(o.cache) + "; for " + counted(o.capacity, "position") + " " +
-            bytes_text(cache) + ", the session with its scratch " + bytes_text(session);
-    return print(text + "\ntokenizer: " + (tokens ? counted(tokens, "token") : std::string("none")) + "\n");
+    const Described d = describe(a);
+    if (a.svg) return print(weights::block_svg(d.m.source, d.counts), a.svg);
+    weights::About about{a.model(), d.m.source, d.counts, write_options(a), transformer::Options(), d.weights};
+    about.session.capacity = context(a, d.m.source.main);
+    about.session.cache = cache_type(a, DType::f16);
+    return print(a.json ? weights::info_json(about) : weights::info_text(about));
+}
+int run_review(const Arguments& a)
+{
+    const Described d = describe(a);
+    const std::vector<weights::Finding> findings = weights::review(d.m.source, d.counts);
+    return print(a.json ? weights::review_json(a.model(), findings) : weights::review_text(a.model(), d.m.source, d.counts, findings));
 }
 
 struct Timing {                                                // of the same work done several times
@@ -1042,8 +1057,8 @@ const Verb verbs[] = {
     {"detokenize", v_detokenize, "MODEL ID...", "the text of ids, every byte of it and no more", 1, SIZE_MAX, run_detokenize},
     {"perplexity", v_perplexity, "MODEL FILE [--window N]", "how well it predicts a text, in windows without overlap", 1, 2, run_perplexity},
     {"bench", v_bench, "MODEL [--prefill 512] [--decode 128] [--threads N]", "tokens per second", 1, 1, run_bench},
-    {"info", v_info, "MODEL [--json]", "what a model is and what memory it needs", 1, 1, run_info},
-    {"review", v_review, "MODEL", "the block held against today's defaults", 1, 1, nullptr},
+    {"info", v_info, "MODEL [--json] [--svg FILE]", "what a model or a config.json is and what memory it needs", 1, 1, run_info},
+    {"review", v_review, "MODEL [--json]", "the block held against today's defaults", 1, 1, run_review},
     {"import", v_import, "SOURCE OUT [--type q8_0] [--header FILE]", "write a checkpoint that opens at once", 2, 2, run_import},
 };
 std::string usage(const Verb& v) { return std::string("run ") + v.name + (*v.name ? " " : "") + v.usage; }

@@ -33,9 +33,11 @@ struct GgmlType {
 };
 inline const GgmlType* ggml_type(uint32_t id);
 
+// Products and sums are rounded one by one, whatever the flags. That a comparison may trap keeps g++ from vector code; it
+// changes no value.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=off")
+#pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
 #elif defined(__clang__)
 #pragma float_control(precise, on, push)
 #pragma clang fp contract(off)
@@ -394,60 +396,71 @@ inline void tile_q4_k(Bytes const* rows, uint32_t cols, unsigned char* out)
 // 32 values as q8_0, as transformer.hpp's quantize_tile() rounds them.
 inline void round_q8(const float* x, unsigned char* unit, uint32_t r)
 {
-    float most = 0;
-    for (uint32_t i = 0; i < 32; i++) most = std::max(most, std::fabs(x[i]));
+    float sizes[32], most = 0;
+    for (uint32_t i = 0; i < 32; i++) sizes[i] = std::fabs(x[i]);
+    for (uint32_t n = 16; n; n /= 2)
+        for (uint32_t j = 0; j < n; j++) sizes[j] = sizes[j] > sizes[j + n] ? sizes[j] : sizes[j + n];
+    most = sizes[0];
     const uint16_t scale = transformer::f32_to_f16(most / 127.0f);
-    const float s = transformer::f16_to_f32(scale), divisor = s > 0 ? s : 1.0f, keep = s > 0 ? 1.0f : 0.0f;
-    int32_t q[32];
+    const float s = transformer::f16_to_f32(scale), divisor = s > 0 ? s : 1.0f;
+    float y[32];
     for (uint32_t i = 0; i < 32; i++) { // adding 1.5 * 2^23 leaves the nearest integer in the low bits
-        const float y = std::min(std::max(x[i] * keep / divisor, -127.0f), 127.0f) + 12582912.0f;
-        std::memcpy(&q[i], &y, 4);
+        const float v = x[i] / divisor, above = v > -127.0f ? v : -127.0f;
+        y[i] = (above < 127.0f ? above : 127.0f) + 12582912.0f;
     }
+    uint32_t words[32];
+    std::memcpy(words, y, sizeof words);
     unsigned char bytes[32];
-    for (uint32_t i = 0; i < 32; i++) bytes[i] = static_cast<unsigned char>(q[i] & 255);
+    for (uint32_t i = 0; i < 32; i++) bytes[i] = static_cast<unsigned char>(words[i] & (s > 0 ? 255u : 0u));
     put_q8(unit, r, bytes);
     store_u16(unit + 512 + 2 * r, scale);
 }
+// The sum of 32 values, in a fixed order that vector code can follow.
+inline float total(const float* v)
+{
+    float lanes[8];
+    for (uint32_t j = 0; j < 8; j++) lanes[j] = (v[j] + v[j + 8]) + (v[j + 16] + v[j + 24]);
+    for (uint32_t j = 0; j < 4; j++) lanes[j] += lanes[j + 4];
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+}
+// The nearest of 0 to 15: adding 1.5 * 2^23 leaves no room for a fraction.
+inline float nearest_q4(float v)
+{
+    const float above = v > 0.0f ? v : 0.0f, inside = above < 15.0f ? above : 15.0f;
+    return (inside + 12582912.0f) - 12582912.0f;
+}
 // 32 values as q4_1 with less squared error than the range of the values gives: quants for a scale and minimum, then the
-// best scale and minimum for these quants, a few times. Sums are kept in eight lanes, so that they become vector code.
+// best scale and minimum for these quants, a few times.
 inline void fit_q4_1(const float* x, unsigned char* unit, uint32_t r)
 {
     const auto rounded = [](float v) { return transformer::f16_to_f32(transformer::f32_to_f16(v)); };
-    const auto nearest = [](float v) { return (std::min(std::max(v, 0.0f), 15.0f) + 12582912.0f) - 12582912.0f; };
-    const auto total = [](const float* v) {
-        return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
-    };
-    float low[8], high[8], sums[8];
-    for (uint32_t j = 0; j < 8; j++) low[j] = high[j] = sums[j] = x[j];
-    for (uint32_t i = 8; i < 32; i += 8)
-        for (uint32_t j = 0; j < 8; j++) {
-            low[j] = std::min(low[j], x[i + j]);
-            high[j] = std::max(high[j], x[i + j]);
-            sums[j] += x[i + j];
-        }
-    const float least = *std::min_element(low, low + 8), most = *std::max_element(high, high + 8), sum = total(sums);
+    float low[16], high[16];
+    for (uint32_t j = 0; j < 16; j++) {
+        low[j] = x[j] < x[j + 16] ? x[j] : x[j + 16];
+        high[j] = x[j] > x[j + 16] ? x[j] : x[j + 16];
+    }
+    const float least = *std::min_element(low, low + 16), most = *std::max_element(high, high + 16), sum = total(x);
     float scale = (most - least) / 15.0f, minimum = least, best_scale = 0, best_minimum = least, best = -1;
     for (int pass = 0; pass < 3 && scale > 0; pass++) {
         const float s = rounded(scale), m = rounded(minimum), inverse = s > 0 ? 1.0f / s : 0.0f;
-        float error[8] = {}, q_sum[8] = {}, qq_sum[8] = {}, xq_sum[8] = {};
-        for (uint32_t i = 0; i < 32; i += 8)
-            for (uint32_t j = 0; j < 8; j++) {
-                const float q = nearest((x[i + j] - m) * inverse), off = s * q + m - x[i + j];
-                error[j] += off * off;
-                q_sum[j] += q;
-                qq_sum[j] += q * q;
-                xq_sum[j] += x[i + j] * q;
-            }
-        const float e = total(error), n = total(q_sum), spread = 32.0f * total(qq_sum) - n * n;
+        float q[32], error[32], qq[32], xq[32];
+        for (uint32_t i = 0; i < 32; i++) {
+            q[i] = nearest_q4((x[i] - m) * inverse);
+            const float off = s * q[i] + m - x[i];
+            error[i] = off * off;
+            qq[i] = q[i] * q[i];
+            xq[i] = x[i] * q[i];
+        }
+        const float e = total(error), n = total(q), spread = 32.0f * total(qq) - n * n;
         if (best < 0 || e < best) best = e, best_scale = s, best_minimum = m;
         if (!(spread > 0)) break;
-        scale = (32.0f * total(xq_sum) - n * sum) / spread;
+        scale = (32.0f * total(xq) - n * sum) / spread;
         minimum = (sum - scale * n) / 32.0f;
     }
     const float inverse = best_scale > 0 ? 1.0f / best_scale : 0.0f;
     unsigned char q[32];
     for (uint32_t i = 0; i < 32; i++)
-        q[i] = static_cast<unsigned char>(static_cast<int32_t>(nearest((x[i] - best_minimum) * inverse)));
+        q[i] = static_cast<unsigned char>(static_cast<int32_t>(nearest_q4((x[i] - best_minimum) * inverse)));
     for (uint32_t k = 0; k < 4; k++) put_four(unit, k, r, (four(q + 8 * k) & lows) | (four(q + 8 * k + 4) & lows) << 4);
     put_scale(unit, 256, r, best_scale);
     put_scale(unit, 288, r, best_minimum);

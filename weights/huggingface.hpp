@@ -1489,13 +1489,15 @@ inline void t5(HuggingFaceReader& r)
     r.main.flags |= transformer::flag_cross;
     r.main.decoder_start = r.given("decoder_start_token_id") ? r.u32("decoder_start_token_id") + 1 : 0;
     r.flags.assign(r.main.n_layers, transformer::layer_local);
-    // Version 5 says in scale_decoder_outputs what version 4 says in tie_word_embeddings.
+    // Version 5 says in scale_decoder_outputs what version 4 says in tie_word_embeddings, and of mT5 nothing.
     if (r.given("scale_decoder_outputs")) r.tied = r.truth("scale_decoder_outputs");
+    if (r.word("model_type") == "mt5") r.tied = r.files && !r.files->find("lm_head.weight");
     if (r.tied) r.main.logit_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(r.main.dim)));
     const bool lone = r.head->suffix == std::string("EncoderModel");
     if (lone) {
         r.main = r.encoder;
         r.encoder = Config();
+        r.main_rows = r.family->encoder;
         r.flags.assign(r.main.n_layers, transformer::layer_local);
     }
     const bool each_layer = r.word("model_type") == "umt5";
@@ -1766,6 +1768,7 @@ inline const std::vector<Family>& families()
          [](HuggingFaceReader& r) {
              gemma_scales(r);
              r.set_rope(r.main, r.rope());
+             if (r.word("hidden_act") == "gelu") r.main.activation = Activation::gelu_tanh; // so the first configurations said it
          }},
         {"gemma2", "Gemma2", "model.", rms,
          R"({"vocab_size":256000,"hidden_size":2304,"intermediate_size":9216,"num_hidden_layers":26,"num_attention_heads":8,"num_key_value_heads":4,
@@ -2372,14 +2375,14 @@ inline const std::vector<Family>& families()
          {}, std::vector<Head>{{"Model", {}, Head::none}}, [](HuggingFaceReader& r) { r.fill(r.main); }},
 
         // Encoder-decoders.
-        {"t5 mt5", "T5 MT5", "", rms,
+        {"t5", "T5", "", rms,
          R"({"vocab_size":32128,"d_model":512,"d_kv":64,"d_ff":2048,"num_layers":6,"num_heads":8,"relative_attention_num_buckets":32,
              "relative_attention_max_distance":128,"layer_norm_epsilon":1e-6,"feed_forward_proj":"relu","hidden_act":"relu","n_positions":512,
              "pad_token_id":0,"eos_token_id":1})",
          t5_rows("decoder"), t5_rows("encoder"),
          std::vector<Head>{{"ForConditionalGeneration", {{"lm_head", Role::lm_head}}, Head::tokens}, {"Model", {}, Head::none}, {"EncoderModel", {}, Head::none}}, t5,
          "EncDecAttention.relative_attention_bias. .embed_tokens."},
-        {"umt5", "UMT5", "", rms,
+        {"umt5 mt5", "UMT5 MT5", "", rms,
          R"({"vocab_size":250112,"d_model":512,"d_kv":64,"d_ff":1024,"num_layers":8,"num_heads":6,"relative_attention_num_buckets":32,
              "relative_attention_max_distance":128,"layer_norm_epsilon":1e-6,"feed_forward_proj":"gated-gelu","hidden_act":"relu","n_positions":512,
              "pad_token_id":0,"eos_token_id":1,"decoder_start_token_id":0})",
@@ -2477,12 +2480,13 @@ inline void read_pooling(const std::string& folder, Source& source)
             if (mode->flag) source.main.pooling = pooling;
 }
 
-inline Source read_huggingface(const std::string& folder, const std::string&)
+inline Source read_huggingface(const std::string& folder, const std::string& tokenizer)
 {
     const std::string path = join(folder, "config.json");
     if (!is_file(path)) throw Error(folder + ": there is no config.json in this folder");
     HuggingFaceReader reader(path, &folder);
     read_pooling(folder, reader.source);
+    join_tokenizer(reader.source.vocabulary, folder, tokenizer);
     return std::move(reader.source);
 }
 

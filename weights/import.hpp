@@ -9,6 +9,7 @@
 
 #include "../transformer.hpp"
 #include "files.hpp"                // Error, and what readers need of the host
+#include "vocabulary.hpp"
 
 #include <array>
 #include <cstdint>
@@ -34,19 +35,6 @@ struct TensorSource {
     std::function<void(uint32_t matrix, uint32_t first, uint32_t n, float* out)> read;
     // Optional, for a quantised `stored`: the 16-row tile itself, so that the source's scales are kept to the bit.
     std::function<void(uint32_t matrix, uint32_t tile, unsigned char* out)> read_tile;
-};
-
-struct VocabularySource {
-    transformer::VocabularyKind kind = transformer::VocabularyKind::none;
-    uint32_t flags = 0, split_rule = 0;
-    std::vector<std::string> tokens;                           // as they are printed: SentencePiece's U+2581 is a space here
-    std::vector<float> scores;
-    std::vector<transformer::TokenType> types;
-    std::vector<std::array<uint32_t, 4>> merges;               // left, right, rank, result
-    std::vector<int32_t> stop;
-    int32_t bos = -1, eos = -1, unknown = -1, pad = -1, separator = -1, classify = -1, mask = -1;
-    std::vector<std::array<uint32_t, 3>> classes;
-    std::string normal, chat_template, labels;
 };
 
 struct Source {
@@ -77,6 +65,7 @@ inline void write_to_file(const Source& source, const WriteOptions& options, con
 
 #include "checkpoint.hpp"
 #include "llama2c.hpp"
+#include "tokenizers.hpp"
 #if defined(__has_include)
 #if __has_include("huggingface.hpp")
 #include "huggingface.hpp"

@@ -1,6 +1,7 @@
-// weights/info.hpp - what a model is: its tensors counted, its block drawn, its configuration as JSON or as C++
+// weights/info.hpp - what a model is: its tensors counted, its configuration as JSON or as C++
 //
-// Everything here reads a Source, so that a model can be described before it is converted, from its shapes alone.
+// Everything here reads a Source, so that a model can be described before it is converted, from its shapes alone: block.hpp
+// describes its block in words, picture.hpp draws it, review.hpp holds it against today's defaults.
 #ifndef TRANSFORMER_WEIGHTS_INFO_HPP
 #define TRANSFORMER_WEIGHTS_INFO_HPP
 
@@ -30,6 +31,12 @@ inline std::string format(const char* pattern, ...)
     return out;
 }
 inline std::string counted(uint64_t n, const char* noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
+inline std::string digits(uint64_t n)                          // 1,050,624
+{
+    std::string out = std::to_string(n);
+    for (size_t at = out.size(); at > 3;) out.insert(at -= 3, ",");
+    return out;
+}
 inline std::string bytes_text(uint64_t n)
 {
     static const char* const units[] = {"bytes", "KB", "MB", "GB", "TB", "PB", "EB"};
@@ -41,8 +48,26 @@ inline std::string bytes_text(uint64_t n)
 template <class T> std::string joined(const std::vector<T>& values, const char* between)
 {
     std::string out;
-    for (const T& value : values) out += (out.empty() ? "" : between) + std::to_string(value);
+    for (const T& value : values) {
+        if (!out.empty()) out += between;
+        if constexpr (std::is_same_v<T, std::string>)
+            out += value;
+        else
+            out += std::to_string(value);
+    }
     return out;
+}
+// Lines of at most `width` columns, broken at blanks; a word that is longer has a line of its own.
+inline std::vector<std::string> wrapped(const std::string& text, size_t width)
+{
+    std::vector<std::string> lines(1);
+    for (size_t at = 0; at < text.size();) {
+        const size_t end = std::min(text.find(' ', at), text.size());
+        if (!lines.back().empty() && lines.back().size() + 1 + end - at > width) lines.emplace_back();
+        lines.back() += (lines.back().empty() ? "" : " ") + text.substr(at, end - at);
+        at = end + 1;
+    }
+    return lines;
 }
 
 // Bytes of the character that begins at s[i]; 0: it is not UTF-8.
@@ -133,31 +158,6 @@ inline TensorSource table_entry(const transformer::Model& m, uint32_t i)
     return t;
 }
 
-inline VocabularySource vocabulary_of(const transformer::Vocabulary& v)
-{
-    VocabularySource out;
-    out.kind = v.kind, out.flags = v.flags, out.split_rule = v.split_rule;
-    out.bos = v.bos, out.eos = v.eos, out.unknown = v.unknown, out.pad = v.pad;
-    out.separator = v.separator, out.classify = v.classify, out.mask = v.mask;
-    const auto word = [](const unsigned char* p, uint32_t i) { return load_u32(p + 4 * size_t{i}); };
-    for (uint32_t i = 0; i < v.n_tokens; i++) {
-        uint32_t n = 0;
-        const char* text = transformer::token_text(v, static_cast<int32_t>(i), &n);
-        out.tokens.emplace_back(text, n);
-        if (v.scores) out.scores.push_back(load_f32(v.scores + 4 * size_t{i}));
-        if (v.types) out.types.push_back(static_cast<transformer::TokenType>(v.types[i]));
-    }
-    for (uint32_t i = 0; i < v.n_stop; i++) out.stop.push_back(static_cast<int32_t>(word(v.stop, i)));
-    for (uint32_t i = 0; i < 4 * v.n_merges; i += 4)
-        out.merges.push_back({word(v.merges, i), word(v.merges, i + 1), word(v.merges, i + 2), word(v.merges, i + 3)});
-    for (uint32_t i = 0; i < 3 * v.n_classes; i += 3)
-        out.classes.push_back({word(v.classes, i), word(v.classes, i + 1), word(v.classes, i + 2)});
-    if (v.normal) out.normal.assign(reinterpret_cast<const char*>(v.normal), v.normal_size);
-    if (v.chat_template) out.chat_template.assign(v.chat_template, v.chat_template_size);
-    if (v.labels) out.labels.assign(v.labels, v.labels_size);
-    return out;
-}
-
 // `m` and the bytes that it points into must outlive what is returned.
 inline Source source_of(const transformer::Model& m)
 {
@@ -166,28 +166,45 @@ inline Source source_of(const transformer::Model& m)
     s.main = m.main.config;
     s.encoder = m.encoder.config;
     for (uint32_t i = 0; i < m.n_tensors; i++) s.tensors.push_back(table_entry(m, i));
-    s.vocabulary = vocabulary_of(m.vocabulary);
+    s.vocabulary = vocabulary_source(m.vocabulary);
     return s;
 }
 
 // ---- Counting --------------------------------------------------------------------------------------------------------
 
-// The part of the model that a tensor belongs to; "tables" follow from the configuration and are no parameters.
+// The part of the model that a tensor belongs to. "tables" are no parameters: they follow from the configuration, from others
+// that training learns (relative positions), or are kept by hand (a router's correction).
 inline const char* part_of(const TensorSource& t)
 {
     switch (static_cast<Role>(t.role & 0x7f)) {
     case Role::token_embedding: case Role::type_embedding: case Role::position_embedding: case Role::embedding_proj:
     case Role::final_proj: case Role::conv1: case Role::conv2: return "embedding";
-    case Role::rope_freqs: case Role::layer_flags: case Role::alibi_slopes: case Role::relative_rows: return "tables";
+    case Role::rope_freqs: case Role::layer_flags: case Role::alibi_slopes: case Role::relative_rows: case Role::relative_bias:
+    case Role::rel_key: case Role::rel_query: case Role::router_bias: return "tables";
     case Role::head_dense: case Role::lm_head: return "head";
-    case Role::wq: case Role::wk: case Role::wv: case Role::wo: case Role::sinks: case Role::relative_bias: case Role::rel_key:
-    case Role::rel_query: case Role::wq_a: case Role::wkv_a: case Role::wk_b: case Role::wv_b: return "attention";
+    case Role::wq: case Role::wk: case Role::wv: case Role::wo: case Role::sinks: case Role::wq_a: case Role::wkv_a:
+    case Role::wk_b: case Role::wv_b: return "attention";
     case Role::cross_wq: case Role::cross_wk: case Role::cross_wv: case Role::cross_wo: return "cross_attention";
     case Role::gate: case Role::up: case Role::down: return t.count > 1 ? "experts" : "feed_forward";
-    case Role::router: case Role::router_bias: case Role::shared_router: return "router";
+    case Role::router: case Role::shared_router: return "router";
     case Role::shared_gate: case Role::shared_up: case Role::shared_down: return "shared_expert";
     default: return "norms";
     }
+}
+inline uint64_t elements(const TensorSource& t) { return uint64_t{t.rows} * t.cols * t.count; }
+
+// Norms of different roles that are one tensor are the constant 1 of a model whose norms have no weights. (The two branches of
+// a parallel block may share a learned one.)
+inline std::set<uint64_t> constant_norms(const Source& source)
+{
+    std::map<uint64_t, Role> roles;
+    std::set<uint64_t> constants;
+    for (const TensorSource& t : source.tensors) {
+        if (!t.identity || part_of(t) != std::string("norms")) continue;
+        const Role role = static_cast<Role>(t.role), branch = role == Role::ffn_norm_pre ? Role::attn_norm_pre : role;
+        if (roles.emplace(t.identity, branch).first->second != branch) constants.insert(t.identity);
+    }
+    return constants;
 }
 
 struct Counts {
@@ -198,180 +215,43 @@ struct Counts {
 inline Counts count(const Source& source, const WriteOptions& options)
 {
     Counts c;
+    const std::set<uint64_t> constants = constant_norms(source);
     std::set<std::pair<uint64_t, DType>> seen;
     for (const TensorSource& t : source.tensors) {
         const Config& config = t.stack ? source.encoder : source.main;
         const std::string part = part_of(t);
         const DType type = written_type(t, options);
-        const uint64_t n = uint64_t{t.rows} * t.cols * t.count, bytes = t.count * transformer::matrix_bytes(type, t.rows, t.cols);
+        const uint64_t bytes = t.count * transformer::matrix_bytes(type, t.rows, t.cols);
         const Role role = static_cast<Role>(t.role);
-        const bool table = part == "tables";
+        const bool table = part == "tables" || constants.count(t.identity);
         const bool looked_up = role == Role::token_embedding || role == Role::type_embedding || role == Role::position_embedding;
         const auto share = [&](uint64_t whole) { return part == "experts" ? whole / t.count * config.n_experts_active : whole; };
-        if (t.stack == 0 && !table) c.bytes_per_token += looked_up ? bytes / t.rows : share(bytes);
+        if (t.stack == 0 && part != "tables") c.bytes_per_token += looked_up ? bytes / t.rows : share(bytes);
         if (t.identity && !seen.insert({t.identity, type}).second) continue; // tied or shared: it is there once
         c.types[type_name(type)] += bytes;
         if (table) continue;
-        c.parts[part] += n;
-        c.parameters += n;
-        c.active += share(n);
+        c.parts[part] += elements(t);
+        c.parameters += elements(t);
+        c.active += share(elements(t));
     }
+    return c;
+}
+// The same held against what its reader counts: parameters that no slot keeps as they are (the embedding behind relative
+// positions, a pooler, rows of a position table that are never looked up) are "other".
+inline Counts count(const Source& source, const WriteOptions& options, const Parameters& whole)
+{
+    Counts c = count(source, options);
+    if (whole.total > c.parameters) c.parts["other"] = whole.total - c.parameters;
+    c.parameters = whole.total;
+    c.active = whole.active;
     return c;
 }
 
 // Bytes of keys and values that one position adds to the cache.
 inline uint64_t cache_bytes_per_token(const Config& c, DType type)
 {
-    return uint64_t{c.n_layers} * c.n_kv_heads * (uint64_t{c.head_dim} + c.v_head_dim) * transformer::unit_bytes(type);
-}
-
-// ---- The block -------------------------------------------------------------------------------------------------------
-
-using Slots = std::set<std::string>;                           // names of the roles that are present, "gate x 8" if stacked
-
-inline std::string role_text(const TensorSource& t)
-{
-    return std::string(transformer::role_name(t.role & 0x7f)) + (t.role & transformer::role_bias ? ".b" : "") +
-           (t.count > 1 ? " x " + std::to_string(t.count) : "");
-}
-
-struct Blocks {                                                // consecutive layers with the same slots
-    uint32_t first, last;
-    Slots slots;
-};
-inline std::vector<Blocks> blocks_of(const Source& source, uint32_t stack)
-{
-    std::vector<Slots> layers((stack ? source.encoder : source.main).n_layers);
-    for (const TensorSource& t : source.tensors)
-        if (t.stack == stack && t.layer && t.layer <= layers.size())
-            layers[t.layer - 1].insert(role_text(t));
-    std::vector<Blocks> out;
-    for (uint32_t i = 0; i < layers.size(); i++) {
-        if (out.empty() || out.back().slots != layers[i]) out.push_back({i + 1, i + 1, layers[i]});
-        out.back().last = i + 1;
-    }
-    return out;
-}
-
-inline bool filled(const Slots& slots, const char* name)       // "gate" finds "gate" and "gate x 8"
-{
-    const auto found = slots.lower_bound(name);
-    return found != slots.end() && (*found == name || found->compare(0, std::strlen(name) + 1, std::string(name) + " ") == 0);
-}
-inline const char* norm_name(const Config& c) { return c.norm == transformer::NormKind::rms ? "RMSNorm" : "LayerNorm"; }
-
-inline std::string attention_text(const Config& c, const Slots& slots)
-{
-    std::string out = c.kv_lora_rank ? format("MLA attention: %u heads, latent of %u", c.n_heads, c.kv_lora_rank)
-                                     : format("attention: %u heads of %u", c.n_heads, c.head_dim);
-    if (c.n_kv_heads != c.n_heads && !c.kv_lora_rank) out += format(", %u of keys and values", c.n_kv_heads);
-    if (c.rope_dim) out += format(", RoPE on %u, theta %g", c.rope_dim, static_cast<double>(c.rope_theta));
-    if (filled(slots, "q_norm")) out += ", q and k normalised";
-    if (filled(slots, "relative_bias")) out += ", relative bias";
-    if (filled(slots, "rel_key")) out += ", relative keys";
-    if (filled(slots, "sinks")) out += ", sinks";
-    if (c.window) out += format(", window %u", c.window);
-    if (c.chunk) out += format(", chunks of %u", c.chunk);
-    if (filled(slots, "wq.b")) out += ", biases";
-    return out + (transformer::is_causal(c) ? ", causal" : ", both ways");
-}
-inline std::string feed_forward_text(const Config& c, const Slots& slots)
-{
-    static const char* const names[] = {"silu", "gelu", "gelu_tanh", "relu", "relu_squared", "quick_gelu", "clamped_swiglu", "tanh", "identity"};
-    const char* act = names[static_cast<size_t>(c.activation)];
-    const bool routed = filled(slots, "router");
-    const uint32_t hidden = routed || !c.dense_hidden_dim ? c.hidden_dim : c.dense_hidden_dim;
-    std::string out = "feed-forward: " + (filled(slots, "gate") ? format("down(%s(gate x) * up x)", act) : format("down(%s(up x))", act));
-    out += format(", hidden %u", hidden);
-    if (routed) out += format(", %u of %u experts", c.n_experts_active, c.n_experts);
-    if (filled(slots, "shared_up")) out += format(", a shared expert of %u", c.shared_hidden_dim);
-    return out + (filled(slots, "up.b") ? ", biases" : "");
-}
-
-// Top to bottom: the stream x on the left, what a branch does to its copy on the right, the sum, a norm of the sum.
-inline std::string draw(const Config& c, const Slots& slots)
-{
-    std::string out;
-    const auto branch = [&](const std::string& name, const std::string& what) {
-        if (filled(slots, (name + "_norm_pre").c_str())) out += format("    |   |  %s_norm.pre: %s\n", name.c_str(), norm_name(c));
-        out += "    |   |  " + what + "\n";
-        if (filled(slots, (name + "_norm_post").c_str())) out += format("    |   |  %s_norm.post: %s\n", name.c_str(), norm_name(c));
-    };
-    const auto join = [&](const std::string& name) {
-        out += "    + <-+\n";
-        if (filled(slots, (name + "_norm_out").c_str())) out += format("    |      %s_norm.out: %s\n", name.c_str(), norm_name(c));
-    };
-    const bool parallel = (c.flags & transformer::flag_parallel) != 0;
-    out += "    x --+\n";
-    branch("attn", attention_text(c, slots));
-    if (parallel) {
-        out += "    |   +  parallel: the feed-forward reads the same x\n";
-    } else {
-        join("attn");
-        out += "    |---+\n";
-    }
-    if (filled(slots, "cross_wq")) {
-        branch("cross", format("cross attention: %u heads of %u, over the encoder's output", c.n_heads, c.head_dim));
-        join("cross");
-        out += "    |---+\n";
-    }
-    branch("ffn", feed_forward_text(c, slots));
-    join("ffn");
-    return out;
-}
-
-inline std::string stack_text(const Source& s, uint32_t stack)
-{
-    const Config& c = stack ? s.encoder : s.main;
-    std::string out = format("%s: dim %u, hidden %u, %u layers, %u heads of %u", !stack && transformer::is_causal(c) ? "decoder" : "encoder", c.dim,
-                             c.hidden_dim, c.n_layers, c.n_heads, c.head_dim);
-    if (c.n_kv_heads != c.n_heads) out += format(" (%u of keys and values)", c.n_kv_heads);
-    if (c.vocab_size) out += format(", vocabulary %u", c.vocab_size);
-    out += c.max_seq_len ? format(", trained for %u positions\n ", c.max_seq_len) : std::string("\n ");
-    std::set<uint64_t> seen;
-    for (const TensorSource& t : s.tensors) {
-        const bool again = t.identity && !seen.insert(t.identity).second;
-        if (t.stack == stack && !t.layer) out += format(" %s (%u, %u)%s,", role_text(t).c_str(), t.rows, t.cols, again ? " tied" : "");
-    }
-    out.back() = '\n';
-    for (const Blocks& b : blocks_of(s, stack))
-        out += (b.first == b.last ? format("  block %u\n", b.first) : format("  blocks %u to %u\n", b.first, b.last)) + draw(c, b.slots);
-    return out;
-}
-inline std::string json_blocks(const Source& s, uint32_t stack)
-{
-    std::string out;
-    for (const Blocks& b : blocks_of(s, stack)) {
-        std::string slots;
-        for (const std::string& slot : b.slots) slots += (slots.empty() ? "" : ", ") + json_text(slot);
-        out += (out.empty() ? "" : ", ") + JsonObject().add("first", uint64_t{b.first}).add("last", uint64_t{b.last}).raw("slots", "[" + slots + "]").text();
-    }
-    return "[" + out + "]";
-}
-
-// Each head a square of cells, the darker the larger its weight; rows are queries, columns keys.
-inline std::string attention_svg(const std::vector<float>& values, uint32_t heads, uint32_t t, uint32_t s, const std::vector<std::string>& labels)
-{
-    const uint32_t cell = 12, across = std::min(heads, 4u), margin = labels.empty() ? 20 : 100;
-    const uint32_t width = margin + s * cell + 20, height = t * cell + 40;
-    const auto box = [](uint32_t x, uint32_t y, uint32_t w, uint32_t h, const std::string& style) {
-        return format("<rect x=\"%u\" y=\"%u\" width=\"%u\" height=\"%u\" %s/>\n", x, y, w, h, style.c_str());
-    };
-    std::string out = format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%u\" height=\"%u\" font-family=\"monospace\" font-size=\"10\">\n",
-                             width * across, height * ((heads + across - 1) / across));
-    out += "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
-    for (uint32_t h = 0; h < heads; h++) {
-        out += format("<g transform=\"translate(%u,%u)\">\n<text x=\"%u\" y=\"14\">head %u</text>\n", h % across * width, h / across * height, margin, h + 1);
-        out += box(margin, 20, s * cell, t * cell, "fill=\"none\" stroke=\"#999\"");
-        for (uint32_t i = 0; i < labels.size(); i++)
-            out += format("<text x=\"%u\" y=\"%u\" text-anchor=\"end\">%s</text>\n", margin - 4, 30 + i * cell, xml_text(labels[i]).c_str());
-        for (uint32_t i = 0; i < t * s; i++) {
-            const double w = static_cast<double>(values[size_t{h} * t * s + i]);
-            if (w >= 0.005) out += box(margin + i % s * cell, 20 + i / s * cell, cell, cell, format("fill=\"#036\" fill-opacity=\"%.2f\"", w));
-        }
-        out += "</g>\n";
-    }
-    return out + "</svg>\n";
+    constexpr uint64_t many = 4096;                            // so that no tile or row is rounded up
+    return transformer::is_causal(c) ? c.n_layers * c.n_kv_heads * transformer::kv_head_bytes(c, many, type) / many : 0;
 }
 
 // ---- The configuration -----------------------------------------------------------------------------------------------
