@@ -335,10 +335,10 @@ Text given_text(const Arguments& a)
     return a.file ? Text(read_file(*a.file)) : a.prompt ? a.prompt : word;
 }
 
-std::vector<int32_t> tokenized(const Arguments& a, const Loaded& m, const std::string& text, bool add_special)
+std::vector<int32_t> tokenized(const Arguments& a, const Loaded& m, const std::string& text, bool add_special, bool single_bos = true)
 {
     if (m.model.vocabulary.kind == VocabularyKind::none) throw Failure(m.name + ": has no tokenizer; give one with -z FILE");
-    const transformer::TokenizeOptions o{add_special && !a.no_add_special, !a.no_parse_special};
+    const transformer::TokenizeOptions o{add_special && !a.no_add_special, !a.no_parse_special, single_bos};
     std::vector<uint32_t> work(static_cast<size_t>(transformer::tokenize_size(m.model.vocabulary, text.size()) / 4 + 1));
     std::vector<int32_t> ids(text.size() + 64);
     while (true) {                                             // a character can become many when it is normalised
@@ -668,7 +668,8 @@ int run_tokenize(const Arguments& a)
     Loaded m;
     load_vocabulary(a, &m);
     const Text text = given_text(a);
-    return print(joined(tokenized(a, m, text ? *text : read_stream(stdin, "stdin"), true), " ") + "\n");
+    const bool single_bos = !(m.model.vocabulary.flags & transformer::vocabulary_doubles_bos);   // as the model's own tokenizer does
+    return print(joined(tokenized(a, m, text ? *text : read_stream(stdin, "stdin"), true, single_bos), " ") + "\n");
 }
 
 int run_detokenize(const Arguments& a)
@@ -923,7 +924,7 @@ int run_review(const Arguments& a)
 {
     const Described d = describe(a);
     const std::vector<weights::Finding> findings = weights::review(d.m.source, d.counts);
-    return print(a.json ? weights::review_json(a.model(), findings) : weights::review_text(a.model(), d.m.source, d.counts, findings));
+    return print(a.json ? weights::review_json(a.model(), d.m.source, d.counts, findings) : weights::review_text(a.model(), d.m.source, d.counts, findings));
 }
 
 struct Timing {                                                // of the same work done several times

@@ -351,7 +351,8 @@ enum : uint32_t {                                              // Vocabulary::fl
     vocabulary_byte_fallback = 8,   // what is no token becomes byte tokens
     vocabulary_ignore_merges = 64,  // a whole word that is a token is one
     vocabulary_words = 128,         // no token has a blank behind another character
-    vocabulary_fuse_unknown = 256, vocabulary_double_scores = 512, vocabulary_cleans_up = 1024
+    vocabulary_fuse_unknown = 256, vocabulary_double_scores = 512, vocabulary_cleans_up = 1024,
+    vocabulary_doubles_bos = 2048   // its own tokenizer puts a second BOS before one that is written
 };
 struct Span { const unsigned char* data = nullptr; uint32_t n = 0; };                    // n little-endian words
 struct Vocabulary {                 // pointers into the checkpoint
@@ -608,7 +609,10 @@ TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabul
 // Text to ids. `work` is scratch of tokenize_size(v, n) bytes, aligned to 4. *count ids are written; memory_too_small if they
 // exceed `capacity` (`where` says how many there are). Special tokens written in the text are recognised and the model's own
 // (BOS, [CLS] ...) are put around it as asked. A pair of texts needs tokenize_size of the longer one; its `types` may be null.
-struct TokenizeOptions { bool add_special = true, parse_special = true; };
+struct TokenizeOptions {
+    bool add_special = true, parse_special = true;
+    bool single_bos = true;         // a BOS that the text itself begins with is not put before it once more
+};
 TRANSFORMER_API uint64_t tokenize_size(const Vocabulary& v, uint64_t text_bytes);
 TRANSFORMER_API Status tokenize(const Vocabulary& v, const char* text, uint64_t n, const TokenizeOptions& options,
                                 void* work, uint64_t work_size, int32_t* ids, uint32_t capacity, uint32_t* count);
@@ -4118,6 +4122,13 @@ TRANSFORMER_API uint64_t tokenize_size(const Vocabulary& v, uint64_t n)
     return w.bytes * w.buffers + w.model;
 }
 
+static bool begins_with_bos(const Vocabulary& v, const TokenizeOptions& options, const char* text, uint64_t n, uint32_t id)
+{
+    uint32_t size;
+    const char* const bos = token_text(v, v.bos, &size);
+    return options.parse_special && v.bos >= 0 && id == static_cast<uint32_t>(v.bos) && size && size <= n && memcmp(text, bos, size) == 0;
+}
+
 TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_t n_a, const char* b, uint64_t n_b, const TokenizeOptions& options,
                                      void* work, uint64_t work_size, int32_t* ids, int32_t* types, uint32_t capacity, uint32_t* count)
 {
@@ -4141,7 +4152,7 @@ TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_
         e.type = i < end ? static_cast<int32_t>(item >> 24) : 0;
         e.unknown = false;
         if (id < layout_b) {
-            if (options.add_special) e.add(id);
+            if (options.add_special && !(options.single_bos && i == first && begins_with_bos(v, options, a, n_a, id))) e.add(id);
             continue;
         }
         seen = true;

@@ -44,7 +44,7 @@ void check_all_ways(const Model& m, const std::vector<int32_t>& ids, DType cache
             o.parallel_for = nullptr;
             INFO(room_of(isa) << ", batch " << batch);
             CHECK(same_bits(run(m, o, ids, std::min(batch, whole), all), want));
-            if (batch == 2 || batch == 64 || (isa == Isa::scalar && batch != 7)) continue;
+            if (batch == 2 || batch == 64 || (!thorough && batch == 1) || (isa == Isa::scalar && batch != 7)) continue;
             for (const uint32_t slices : {2u, 3u, 5u, 8u, 64u}) {
                 if (!thorough && slices != 3 && slices != 64) continue;
                 o.slices = slices;
@@ -70,7 +70,7 @@ TEST_CASE("every number format gives the same bits in every room, batch and spli
             stored.store_as(type);
             const Opened opened(stored);
             for (const DType cache : {DType::f32, DType::f16})
-                check_all_ways(opened.model, random_tokens(m == &tails ? 150 : 40, m->main.vocab_size), cache, type == DType::f32 || type == DType::q8_0);
+                check_all_ways(opened.model, random_tokens(m == &tails ? 135 : 30, m->main.vocab_size), cache, type == DType::q8_0);
         }
 }
 

@@ -261,8 +261,8 @@ TEST_CASE("ten thousand random changes of bytes give a result or a Status")
 
 TEST_CASE("every word of the header, both configurations and the table may hold anything")
 {
-    const uint32_t extremes[] = {0, 1, 2, 3, 16, 31, 64, 127, 128, 255, 256, 65535, 65536, 1u << 20, 1u << 24, (1u << 24) + 1, 1u << 30,
-                                 0x7fffffffu, 0x80000000u, 0xfffffff8u, 0xffffffffu, 0x3f800000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x00000001u};
+    const uint32_t extremes[] = {0, 1, 2, 3, 64, 128, 255, 65536, 1u << 24, (1u << 24) + 1, 1u << 30,
+                                 0x7fffffffu, 0x80000000u, 0xffffffffu, 0x3f800000u, 0x7f800000u, 0x7fc00000u};
     for (const TestModel& m : small_models()) {
         const AlignedBytes whole = m.checkpoint();
         const uint64_t end = table_at + uint64_t{entries_of(whole)} * 32;

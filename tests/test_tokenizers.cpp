@@ -33,7 +33,7 @@ struct Tokenizer {
         uint32_t n = 0;
         Status status;
         for (int tries = 0; tries < 2; tries++) {
-            status = tokenize(v, text.data(), text.size(), {special, parse}, work.data(), tokenize_size(v, text.size()), out.data(), static_cast<uint32_t>(out.size()), &n);
+            status = tokenize(v, text.data(), text.size(), {special, parse, false}, work.data(), tokenize_size(v, text.size()), out.data(), static_cast<uint32_t>(out.size()), &n);
             if (status.code != Code::memory_too_small) break;
             out.resize(static_cast<size_t>(status.where));     // how many there are
         }

@@ -306,14 +306,15 @@ private:
         if (s_.compare(i, word.size(), word) != 0) return false;
         i += word.size();
         while (i < s_.size() && is_space(std::string_view(s_).substr(i, 1))) i++;
-        return s_.compare(i, 2, "%}") == 0 || s_.compare(i, 3, "-%}") == 0;
+        i += i < s_.size() && is_one_of(s_[i], "+-");
+        return s_.compare(i, 2, "%}") == 0;
     }
     void raw()
     {
         const uint32_t from = line_;
         skip(s_.find("raw", at_) + 3);
         skip_space();
-        closes("%}", false);
+        closes("%}", true);                                    // here alone a line end stays
         for (size_t open = at_; (open = s_.find("{%", open)) != std::string::npos; open++) {
             const std::string_view text = std::string_view(s_).substr(at_, open - at_);
             const char sign = open + 2 < s_.size() ? s_[open + 2] : '\0';
@@ -1114,7 +1115,8 @@ private:
             return all.str().find(one.str()) != std::string::npos;
         }
         if (all.is(Value::dict)) return find(all, one) != nullptr;
-        for (const Value& item : *elements(all))
+        const std::shared_ptr<const List> parts = elements(all);
+        for (const Value& item : *parts)
             if (equal(item, one)) return true;
         return false;
     }
@@ -1267,8 +1269,7 @@ private:
         }
         const int64_t by = part[2].value_or(1);
         if (!by) wrong("the step of a slice is 0");
-        if (!object.is(Value::text) && !object.is(Value::list))
-            wrong(std::string(kind_name(object)) + " cannot be sliced");
+        if (!object.is(Value::text) && !object.is(Value::list)) return of_kind(Value::undefined, "slice");
         const bool is_text = object.is(Value::text);
         const std::vector<std::string_view> all = is_text ? characters(object.str()) : std::vector<std::string_view>();
         const int64_t n = static_cast<int64_t>(is_text ? all.size() : object.items->size());
@@ -1875,7 +1876,8 @@ private:
     {
         std::string out;
         bool first = true;
-        for (const Value& v : *elements(list)) {
+        const std::shared_ptr<const List> parts = elements(list);
+        for (const Value& v : *parts) {
             if (only_text && !v.is(Value::text)) wrong("join() needs text");
             if (!first) append(out, between);
             write_plain(out, v);
@@ -1986,7 +1988,8 @@ private:
     {
         if (!name.is(Value::text)) return element(v, name);
         Value at = v;
-        for (const Value& part : *split(name.str(), {of_text(".")}, {}, false).items) {
+        const std::shared_ptr<const List> parts = split(name.str(), {of_text(".")}, {}, false).items;
+        for (const Value& part : *parts) {
             const Value index = to_int(part, -1);
             at = at.is(Value::list) && index.whole() >= 0 ? element(at, index) : attribute(at, part.str());
         }
@@ -2003,7 +2006,8 @@ private:
         const size_t at = by_attribute ? 1 : 0;                // where the filter or test stands
         const Args rest(args.begin() + static_cast<std::ptrdiff_t>(std::min(args.size(), at + 1)), args.end());
         if (!name && at < args.size() && !args[at].is(Value::text)) wrong(f + " needs the name of a filter or test");
-        for (const Value& item : *elements(v)) {
+        const std::shared_ptr<const List> parts = elements(v);
+        for (const Value& item : *parts) {
             charge(sizeof(Value));
             if (map) {
                 Value made = name ? path(item, *name) : filter(args[0].str(), item, rest, named);

@@ -15,9 +15,6 @@
 #include "../transformer.hpp"
 #include "files.hpp"
 
-#include <algorithm>
-#include <cmath>
-
 namespace weights {
 
 using transformer::DType;
@@ -396,12 +393,11 @@ inline void tile_q4_k(Bytes const* rows, uint32_t cols, unsigned char* out)
 // 32 values as q8_0, as transformer.hpp's quantize_tile() rounds them.
 inline void round_q8(const float* x, unsigned char* unit, uint32_t r)
 {
-    float sizes[32], most = 0;
-    for (uint32_t i = 0; i < 32; i++) sizes[i] = std::fabs(x[i]);
+    float sizes[32];
+    for (uint32_t i = 0; i < 32; i++) sizes[i] = x[i] > 0.0f ? x[i] : -x[i];
     for (uint32_t n = 16; n; n /= 2)
         for (uint32_t j = 0; j < n; j++) sizes[j] = sizes[j] > sizes[j + n] ? sizes[j] : sizes[j + n];
-    most = sizes[0];
-    const uint16_t scale = transformer::f32_to_f16(most / 127.0f);
+    const uint16_t scale = transformer::f32_to_f16(sizes[0] / 127.0f);
     const float s = transformer::f16_to_f32(scale), divisor = s > 0 ? s : 1.0f;
     float y[32];
     for (uint32_t i = 0; i < 32; i++) { // adding 1.5 * 2^23 leaves the nearest integer in the low bits
@@ -434,12 +430,15 @@ inline float nearest_q4(float v)
 inline void fit_q4_1(const float* x, unsigned char* unit, uint32_t r)
 {
     const auto rounded = [](float v) { return transformer::f16_to_f32(transformer::f32_to_f16(v)); };
-    float low[16], high[16];
-    for (uint32_t j = 0; j < 16; j++) {
-        low[j] = x[j] < x[j + 16] ? x[j] : x[j + 16];
-        high[j] = x[j] > x[j + 16] ? x[j] : x[j + 16];
-    }
-    const float least = *std::min_element(low, low + 16), most = *std::max_element(high, high + 16), sum = total(x);
+    float low[32], high[32];
+    std::memcpy(low, x, sizeof low);
+    std::memcpy(high, x, sizeof high);
+    for (uint32_t n = 16; n; n /= 2)
+        for (uint32_t j = 0; j < n; j++) {
+            low[j] = low[j] < low[j + n] ? low[j] : low[j + n];
+            high[j] = high[j] > high[j + n] ? high[j] : high[j + n];
+        }
+    const float least = low[0], most = high[0], sum = total(x);
     float scale = (most - least) / 15.0f, minimum = least, best_scale = 0, best_minimum = least, best = -1;
     for (int pass = 0; pass < 3 && scale > 0; pass++) {
         const float s = rounded(scale), m = rounded(minimum), inverse = s > 0 ? 1.0f / s : 0.0f;

@@ -262,7 +262,6 @@ public:
             const uint64_t heads = c->n_heads, latent = uint64_t{c->rope_dim} + c->nope_head_dim;
             at_most("width of all heads", heads * std::max(std::max(uint64_t{c->head_dim}, latent), uint64_t{c->mla_v_head_dim}), 1u << 24);
             at_most("width of the shared experts", std::max(c->shared_hidden_dim, c->hidden_dim), 1u << 24);
-            at_most("number of blocks", c->n_layers, 10000);
         }
         add_head();
         add_tensors();
@@ -365,15 +364,26 @@ public:
 
     // ---- The configuration of one stack ----
 
+    void at_most(const char* what, uint64_t value, uint64_t limit) const
+    {
+        if (value > limit) throw Error(where + ": the " + what + ", " + std::to_string(value) + ", is more than " + std::to_string(limit));
+    }
+    void set_layers(Config& c, uint64_t n)
+    {
+        if (!n) throw Error(where + ": the number of layers must not be 0");
+        at_most("number of layers", n, 10000);
+        c.n_layers = static_cast<uint32_t>(n);
+        if (&c == &main) flags.assign(c.n_layers, transformer::layer_local);
+    }
+
     // `side`: "", or "encoder_" or "decoder_" where the two stacks have settings of their own.
     void fill(Config& c, const std::string& side = "")
     {
-        c.dim = c.embedding_dim = u32("hidden_size n_embd d_model dim");
-        c.n_layers = u32(side.empty() ? "num_hidden_layers n_layer n_layers num_layers" : side + "layers");
+        c.dim = c.embedding_dim = u32("n_embed hidden_size n_embd d_model dim");
+        set_layers(c, u32(side.empty() ? "num_hidden_layers n_layer n_layers num_layers" : side + "layers"));
         c.n_heads = u32(side.empty() ? "num_attention_heads n_head n_heads num_heads nhead" : side + "attention_heads");
-        if (!c.dim || !c.n_layers || !c.n_heads) throw Error(where + ": hidden size, layers and heads must not be 0");
+        if (!c.dim || !c.n_heads) throw Error(where + ": the hidden size and the number of heads must not be 0");
         at_most("hidden size", c.dim, 1u << 24);
-        at_most("number of layers", c.n_layers, 10000);
         at_most("number of heads", c.n_heads, 10000);
         c.n_kv_heads = u32("num_key_value_heads n_kv_heads", c.n_heads);
         if (!c.n_kv_heads || c.n_heads % c.n_kv_heads)
@@ -389,15 +399,9 @@ public:
         at_most("feed-forward width", c.hidden_dim, 1u << 24);
         at_most("vocabulary", c.vocab_size, 1u << 24);
         at_most("number of positions", c.max_seq_len, 1u << 26);
-        c.norm_eps = c.qk_norm_eps = f32("rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon eps", 1e-5);
+        c.norm_eps = c.qk_norm_eps = f32("norm_eps norm_epsilon rms_norm_eps layer_norm_eps layer_norm_epsilon eps", 1e-5);
         c.activation = activation("hidden_act activation_function activation hidden_activation");
         c.attn_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim)));
-        flags.assign(main.n_layers, transformer::layer_local);
-    }
-
-    void at_most(const char* what, uint64_t value, uint64_t limit) const
-    {
-        if (value > limit) throw Error(where + ": the " + what + ", " + std::to_string(value) + ", is more than " + std::to_string(limit));
     }
 
     RopeSettings rope(const std::string& kind = "full_attention", const std::string& theta = "rope_theta rotary_emb_base", bool scaled = true) const
@@ -653,7 +657,10 @@ private:
         defaults = parse_json(family->defaults, "the defaults of " + type);
         source.kind = "Hugging Face " + class_name;
         tied = truth("tie_word_embeddings", true);
-        refuse_if(given("quantization_config") != nullptr, "quantization_config");
+        if (const Json* quantised = given("quantization_config")) {
+            const Json* method = quantised->find("quant_method");
+            refuse("quantization_config", (method ? "with quant_method " + json_text(*method) + " " : std::string()) + "is not supported; F32, F16, BF16 and F64 weights are");
+        }
         refuse_if(truth("add_cross_attention"), "add_cross_attention");
         refuse_if(truth("tie_encoder_decoder"), "tie_encoder_decoder");
         refuse_if(given("pruned_heads") && !get("pruned_heads")->members.empty(), "pruned_heads");
@@ -908,9 +915,18 @@ private:
         }
     }
 
-    // What the class puts on top of the blocks.
+    // What the class puts on top of the blocks. Encoders are published without their head under its class name; a file whose
+    // names lack the prefix and that has nothing of the head is one.
     void add_head()
     {
+        if (files && prefix != family->prefix && !head->rows.empty() && head->rows[0].role == Role::head_dense) {
+            bool any = false;
+            for (const Row& row : head->rows)
+                for (const std::string& name : split(row.name, '|'))
+                    for (const char* suffix : {"", ".weight", ".bias"}) any |= files->find(name + suffix) != nullptr;
+            if (!any) head = &family->heads[0];                // the headless class
+        }
+
         if (head->outputs == Head::tokens) main.n_outputs = main.vocab_size;
         if (head->outputs == Head::labels) {
             const Json* names = given("id2label");
@@ -1342,7 +1358,6 @@ inline void two_stacks(HuggingFaceReader& r, bool pre_norm, bool embedding_norm)
     r.main.decoder_start = r.given("decoder_start_token_id") ? r.u32("decoder_start_token_id") + 1 : 0;
     if (r.truth("scale_embedding")) r.main.embedding_scale = r.encoder.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(r.main.dim)));
     r.conditions = {{"pre_norm", pre_norm}, {"embedding_norm", embedding_norm}, {"shared_embedding", true}};
-    r.flags.assign(r.main.n_layers, transformer::layer_local);
 }
 inline void lone_encoder(HuggingFaceReader& r)
 {
@@ -1463,10 +1478,8 @@ inline void torch_transformer(HuggingFaceReader& r)
 {
     r.fill(r.main);
     r.encoder = r.main;
-    r.main.n_layers = r.u32("num_decoder_layers");
-    r.encoder.n_layers = r.u32("num_encoder_layers");
-    if (!r.main.n_layers || !r.encoder.n_layers) throw Error(r.where + ": an encoder and a decoder need layers");
-    r.flags.assign(r.main.n_layers, transformer::layer_local);
+    r.set_layers(r.main, r.u32("num_decoder_layers"));
+    r.set_layers(r.encoder, r.u32("num_encoder_layers"));
     r.main.flags = transformer::flag_causal | transformer::flag_cross | transformer::flag_sinusoidal;
     r.encoder.flags = transformer::flag_sinusoidal;
     r.main.embedding_scale = r.encoder.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(r.main.dim)));
@@ -1484,11 +1497,9 @@ inline void t5(HuggingFaceReader& r)
     r.main.attn_scale = 1;
     r.encoder = r.main;
     r.encoder.flags = 0;
-    r.main.n_layers = r.u32("num_decoder_layers", r.encoder.n_layers);
-    if (!r.main.n_layers) r.refuse("num_decoder_layers");
+    r.set_layers(r.main, r.u32("num_decoder_layers", r.encoder.n_layers));
     r.main.flags |= transformer::flag_cross;
     r.main.decoder_start = r.given("decoder_start_token_id") ? r.u32("decoder_start_token_id") + 1 : 0;
-    r.flags.assign(r.main.n_layers, transformer::layer_local);
     // Version 5 says in scale_decoder_outputs what version 4 says in tie_word_embeddings, and of mT5 nothing.
     if (r.given("scale_decoder_outputs")) r.tied = r.truth("scale_decoder_outputs");
     if (r.word("model_type") == "mt5") r.tied = r.files && !r.files->find("lm_head.weight");
@@ -1496,9 +1507,9 @@ inline void t5(HuggingFaceReader& r)
     const bool lone = r.head->suffix == std::string("EncoderModel");
     if (lone) {
         r.main = r.encoder;
+        r.set_layers(r.main, r.main.n_layers);
         r.encoder = Config();
         r.main_rows = r.family->encoder;
-        r.flags.assign(r.main.n_layers, transformer::layer_local);
     }
     const bool each_layer = r.word("model_type") == "umt5";
     for (const bool decoder : {false, true}) {
@@ -2246,8 +2257,7 @@ inline const std::vector<Family>& families()
                  const auto group = static_cast<uint32_t>(i / inner / (static_cast<double>(layers) / groups));
                  return std::to_string(group) + ".albert_layers." + std::to_string(i % inner);
              };
-             r.main.n_layers = layers * inner;
-             r.flags.assign(r.main.n_layers, transformer::layer_local);
+             r.set_layers(r.main, uint64_t{layers} * inner);
              r.main.embedding_dim = r.u32("embedding_size");
              if (r.head->outputs == Head::tokens) r.head_width = r.main.embedding_dim;
          },

@@ -1,7 +1,7 @@
 // weights/info.hpp - what a model is: its tensors counted, its configuration as JSON or as C++
 //
-// Everything here reads a Source, so that a model can be described before it is converted, from its shapes alone: block.hpp
-// describes its block in words, picture.hpp draws it, review.hpp holds it against today's defaults.
+// Everything here reads a Source, so that a model can be described before it is converted, from its shapes alone:
+// block.hpp describes its block in words, picture.hpp draws it, review.hpp holds it against today's defaults.
 #ifndef TRANSFORMER_WEIGHTS_INFO_HPP
 #define TRANSFORMER_WEIGHTS_INFO_HPP
 
@@ -14,7 +14,7 @@
 
 namespace weights {
 
-// ---- Text ------------------------------------------------------------------------------------------------------------
+// ---- Text -----------------------------------------------------------------------------------------------------------
 
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
@@ -30,7 +30,10 @@ inline std::string format(const char* pattern, ...)
     va_end(list);
     return out;
 }
-inline std::string counted(uint64_t n, const char* noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
+inline std::string counted(uint64_t n, const char* noun)
+{
+    return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
+}
 inline std::string digits(uint64_t n)                          // 1,050,624
 {
     std::string out = std::to_string(n);
@@ -78,7 +81,8 @@ inline size_t character_bytes(const std::string& s, size_t i)
     const size_t n = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
     for (size_t k = 1; k < n; k++)
         if ((byte(i + k) & 0xc0) != 0x80) return 0;
-    const bool wrong = (c == 0xe0 && next < 0xa0) || (c == 0xed && next > 0x9f) || (c == 0xf0 && next < 0x90) || (c == 0xf4 && next > 0x8f);
+    const bool wrong = (c == 0xe0 && next < 0xa0) || (c == 0xed && next > 0x9f) || (c == 0xf0 && next < 0x90) ||
+                       (c == 0xf4 && next > 0x8f);
     return wrong ? 0 : n;
 }
 // With its quotes; bytes that are not UTF-8 become U+FFFD.
@@ -130,7 +134,7 @@ private:
 constexpr const char* type_names[transformer::n_dtypes] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "u8"};
 inline const char* type_name(DType type) { return type_names[static_cast<size_t>(type)]; }
 
-// ---- Our own checkpoint as a source ----------------------------------------------------------------------------------
+// ---- Our own checkpoint as a source ---------------------------------------------------------------------------------
 
 // Entry i of the tensor table: role, type, stack, 0, layer (16 bits), 0, rows, cols, count, 0, offset (64 bits).
 inline TensorSource table_entry(const transformer::Model& m, uint32_t i)
@@ -147,7 +151,8 @@ inline TensorSource table_entry(const transformer::Model& m, uint32_t i)
     t.identity = load_u64(p + 24);                             // one offset is one tensor
     const transformer::Tensor view{m.bytes + t.identity, t.rows, t.cols, t.count, t.stored};
     t.read = [view](uint32_t matrix, uint32_t first, uint32_t n, float* out) {
-        for (uint32_t row = 0; row < n; row++) transformer::dequantize_row(view, matrix, first + row, out + size_t{row} * view.cols);
+        for (uint32_t row = 0; row < n; row++)
+            transformer::dequantize_row(view, matrix, first + row, out + size_t{row} * view.cols);
     };
     if (transformer::is_quantised(view.dtype))
         t.read_tile = [view](uint32_t matrix, uint32_t tile, unsigned char* out) {
@@ -170,17 +175,17 @@ inline Source source_of(const transformer::Model& m)
     return s;
 }
 
-// ---- Counting --------------------------------------------------------------------------------------------------------
+// ---- Counting -------------------------------------------------------------------------------------------------------
 
-// The part of the model that a tensor belongs to. "tables" are no parameters: they follow from the configuration, from others
-// that training learns (relative positions), or are kept by hand (a router's correction).
+// The part of the model that a tensor belongs to. "tables" are no parameters: they follow from the configuration, from
+// others that training learns (relative positions), or are kept by hand (a router's correction).
 inline const char* part_of(const TensorSource& t)
 {
     switch (static_cast<Role>(t.role & 0x7f)) {
     case Role::token_embedding: case Role::type_embedding: case Role::position_embedding: case Role::embedding_proj:
     case Role::final_proj: case Role::conv1: case Role::conv2: return "embedding";
-    case Role::rope_freqs: case Role::layer_flags: case Role::alibi_slopes: case Role::relative_rows: case Role::relative_bias:
-    case Role::rel_key: case Role::rel_query: case Role::router_bias: return "tables";
+    case Role::rope_freqs: case Role::layer_flags: case Role::alibi_slopes: case Role::relative_rows:
+    case Role::relative_bias: case Role::rel_key: case Role::rel_query: case Role::router_bias: return "tables";
     case Role::head_dense: case Role::lm_head: return "head";
     case Role::wq: case Role::wk: case Role::wv: case Role::wo: case Role::sinks: case Role::wq_a: case Role::wkv_a:
     case Role::wk_b: case Role::wv_b: return "attention";
@@ -193,8 +198,8 @@ inline const char* part_of(const TensorSource& t)
 }
 inline uint64_t elements(const TensorSource& t) { return uint64_t{t.rows} * t.cols * t.count; }
 
-// Norms of different roles that are one tensor are the constant 1 of a model whose norms have no weights. (The two branches of
-// a parallel block may share a learned one.)
+// Norms of different roles that are one tensor are the constant 1 of a model whose norms have no weights. (The two
+// branches of a parallel block may share a learned one.)
 inline std::set<uint64_t> constant_norms(const Source& source)
 {
     std::map<uint64_t, Role> roles;
@@ -210,7 +215,7 @@ inline std::set<uint64_t> constant_norms(const Source& source)
 struct Counts {
     std::map<std::string, uint64_t> parts, types;              // parameters by part, bytes by type
     uint64_t parameters = 0, active = 0;                       // active: with the chosen experts only
-    uint64_t bytes_per_token = 0;                              // of weights that a token's pass through the main stack reads
+    uint64_t bytes_per_token = 0; // of weights that a token's pass through the main stack reads
 };
 inline Counts count(const Source& source, const WriteOptions& options)
 {
@@ -224,9 +229,13 @@ inline Counts count(const Source& source, const WriteOptions& options)
         const uint64_t bytes = t.count * transformer::matrix_bytes(type, t.rows, t.cols);
         const Role role = static_cast<Role>(t.role);
         const bool table = part == "tables" || constants.count(t.identity);
-        const bool looked_up = role == Role::token_embedding || role == Role::type_embedding || role == Role::position_embedding;
-        const auto share = [&](uint64_t whole) { return part == "experts" ? whole / t.count * config.n_experts_active : whole; };
-        if (t.stack == 0 && part != "tables") c.bytes_per_token += looked_up ? bytes / t.rows : share(bytes);
+        const bool looked_up =
+            role == Role::token_embedding || role == Role::type_embedding || role == Role::position_embedding;
+        const auto share = [&](uint64_t whole) {
+            return part == "experts" ? whole / t.count * config.n_experts_active : whole;
+        };
+        if (t.stack == 0 && part != "tables")
+            c.bytes_per_token += looked_up ? bytes / std::max(t.rows, 1u) : share(bytes);
         if (t.identity && !seen.insert({t.identity, type}).second) continue; // tied or shared: it is there once
         c.types[type_name(type)] += bytes;
         if (table) continue;
@@ -236,8 +245,8 @@ inline Counts count(const Source& source, const WriteOptions& options)
     }
     return c;
 }
-// The same held against what its reader counts: parameters that no slot keeps as they are (the embedding behind relative
-// positions, a pooler, rows of a position table that are never looked up) are "other".
+// The same held against what its reader counts: parameters that no slot keeps as they are (the embedding behind
+// relative positions, a pooler, rows of a position table that are never looked up) are "other".
 inline Counts count(const Source& source, const WriteOptions& options, const Parameters& whole)
 {
     Counts c = count(source, options);
@@ -254,18 +263,20 @@ inline uint64_t cache_bytes_per_token(const Config& c, DType type)
     return transformer::is_causal(c) ? c.n_layers * c.n_kv_heads * transformer::kv_head_bytes(c, many, type) / many : 0;
 }
 
-// ---- The configuration -----------------------------------------------------------------------------------------------
+// ---- The configuration ----------------------------------------------------------------------------------------------
 
-#define TRANSFORMER_CONFIG_FIELDS(X)                                                                                            \
-    X(dim) X(hidden_dim) X(n_layers) X(n_heads) X(n_kv_heads) X(head_dim) X(v_head_dim) X(vocab_size) X(n_outputs) X(max_seq_len)   \
-    X(embedding_dim) X(n_types) X(n_experts) X(n_experts_active) X(dense_hidden_dim) X(shared_hidden_dim) X(n_groups)               \
-    X(n_groups_active) X(q_lora_rank) X(kv_lora_rank) X(nope_head_dim) X(mla_v_head_dim) X(rope_dim) X(rope_long_from) X(window)    \
-    X(window_ahead) X(chunk) X(relative_distance) X(n_features) X(n_frames) X(norm) X(activation) X(head_activation) X(router)      \
-    X(pooling) X(flags) X(decoder_start) X(norm_eps) X(qk_norm_eps) X(rope_theta) X(rope_scale) X(attn_scale) X(attn_softcap)       \
-    X(logit_softcap) X(logit_scale) X(embedding_scale) X(residual_scale) X(qkv_clip) X(routed_scale) X(temperature_floor)           \
-    X(temperature_scale) X(mlp_clamp) X(mlp_alpha)
+#define TRANSFORMER_CONFIG_FIELDS(X)                                                                                  \
+    X(dim) X(hidden_dim) X(n_layers) X(n_heads) X(n_kv_heads) X(head_dim) X(v_head_dim) X(vocab_size) X(n_outputs)    \
+    X(max_seq_len) X(embedding_dim) X(n_types) X(n_experts) X(n_experts_active) X(dense_hidden_dim)                   \
+    X(shared_hidden_dim) X(n_groups) X(n_groups_active) X(q_lora_rank) X(kv_lora_rank) X(nope_head_dim)               \
+    X(mla_v_head_dim) X(rope_dim) X(rope_long_from) X(window) X(window_ahead) X(chunk) X(relative_distance)           \
+    X(n_features) X(n_frames) X(norm) X(activation) X(head_activation) X(router) X(pooling) X(flags)                  \
+    X(decoder_start) X(norm_eps) X(qk_norm_eps) X(rope_theta) X(rope_scale) X(attn_scale) X(attn_softcap)             \
+    X(logit_softcap) X(logit_scale) X(embedding_scale) X(residual_scale) X(qkv_clip) X(routed_scale)                  \
+    X(temperature_floor) X(temperature_scale) X(mlp_clamp) X(mlp_alpha)
 #define TRANSFORMER_COUNT_FIELD(name) + 1
-static_assert(0 TRANSFORMER_CONFIG_FIELDS(TRANSFORMER_COUNT_FIELD) + sizeof(Config::reserved) / 4 == sizeof(Config) / 4, "a field is missing");
+static_assert(0 TRANSFORMER_CONFIG_FIELDS(TRANSFORMER_COUNT_FIELD) + sizeof(Config::reserved) / 4 == sizeof(Config) / 4,
+              "a field is missing");
 #undef TRANSFORMER_COUNT_FIELD
 
 inline std::string literal(uint32_t value, bool) { return std::to_string(value); }
@@ -276,8 +287,10 @@ inline std::string literal(float value, bool cpp)
 }
 template <class Enum> std::string literal(Enum value, bool cpp)
 {
-    const char* type = std::is_same_v<Enum, transformer::NormKind> ? "NormKind" : std::is_same_v<Enum, transformer::Router> ? "Router"
-                     : std::is_same_v<Enum, transformer::Pooling> ? "Pooling" : "Activation";
+    const char* type = std::is_same_v<Enum, transformer::NormKind>  ? "NormKind"
+                       : std::is_same_v<Enum, transformer::Router>  ? "Router"
+                       : std::is_same_v<Enum, transformer::Pooling> ? "Pooling"
+                                                                    : "Activation";
     const std::string number = std::to_string(static_cast<uint32_t>(value));
     return cpp ? std::string("static_cast<transformer::") + type + ">(" + number + ")" : number;
 }
@@ -303,24 +316,48 @@ inline std::string config_assignments(const Config& c)
 }
 
 // A header for a firmware: the configuration and the sizes as constants, so that its buffers are exact at compile time.
-inline std::string firmware_header(const Source& s, const std::string& file, uint64_t bytes, const transformer::Options& o)
+inline std::string firmware_header(const Source& s, const std::string& file, uint64_t bytes,
+                                   const transformer::Options& o)
 {
     const auto config = [](const char* name, const Config& c) {
-        return format("constexpr transformer::Config make_%s()\n{\n    transformer::Config c;\n%s    return c;\n}\nconstexpr transformer::Config %s = make_%s();\n\n",
+        return format("constexpr transformer::Config make_%s()\n{\n    transformer::Config c;\n%s    return c;\n}\n"
+                      "constexpr transformer::Config %s = make_%s();\n\n",
                       name, config_assignments(c).c_str(), name, name);
     };
-    return format("// %s: what transformer.hpp needs to know of it at compile time. Written by `run import --header`.\n"
-                  "//\n//     alignas(64) static unsigned char memory[model::session_bytes];\n"
-                  "//     transformer::start(model, model::options, memory, sizeof memory, &session);\n"
-                  "#ifndef TRANSFORMER_MODEL_HPP\n#define TRANSFORMER_MODEL_HPP\n\n#include \"transformer.hpp\"\n\nnamespace model {\n\n", printable(file, 200).c_str()) +
-           config("config", s.main) + (s.encoder.n_layers ? config("encoder", s.encoder) : "") +
-           format("constexpr transformer::Options make_options()\n{\n    transformer::Options o;\n    o.capacity = %u;\n    o.batch = %u;\n"
-                  "    o.cache = transformer::DType::%s;\n    return o;\n}\nconstexpr transformer::Options options = make_options();\n\n"
-                  "constexpr uint64_t checkpoint_bytes = %llu;\n"
-                  "constexpr uint64_t session_bytes = transformer::plan(config, %s, options).at[transformer::n_regions];\n"
-                  "static_assert(session_bytes == %llu, \"the header is of another version of transformer.hpp\");\n\n}  // namespace model\n#endif\n",
-                  o.capacity, o.batch, type_name(o.cache), static_cast<unsigned long long>(bytes),
-                  s.encoder.n_layers ? "encoder" : "transformer::Config{}", static_cast<unsigned long long>(transformer::plan(s.main, s.encoder, o).at[transformer::n_regions]));
+    const uint64_t session = transformer::plan(s.main, s.encoder, o).at[transformer::n_regions];
+    std::string out = "// " + printable(file, 200) + ": what transformer.hpp needs to know of it at compile time. " +
+                      R"(Written by `run import --header`.
+//
+//     alignas(64) static unsigned char memory[model::session_bytes];
+//     transformer::start(model, model::options, memory, sizeof memory, &session);
+#ifndef TRANSFORMER_MODEL_HPP
+#define TRANSFORMER_MODEL_HPP
+
+#include "transformer.hpp"
+
+namespace model {
+
+)" + config("config", s.main);
+    if (s.encoder.n_layers) out += config("encoder", s.encoder);
+    return out + format(R"(constexpr transformer::Options make_options()
+{
+    transformer::Options o;
+    o.capacity = %u;
+    o.batch = %u;
+    o.cache = transformer::DType::%s;
+    return o;
+}
+constexpr transformer::Options options = make_options();
+
+constexpr uint64_t checkpoint_bytes = %llu;
+constexpr uint64_t session_bytes = transformer::plan(config, %s, options).at[transformer::n_regions];
+static_assert(session_bytes == %llu, "the header is of another version of transformer.hpp");
+
+}  // namespace model
+#endif
+)", o.capacity, o.batch, type_name(o.cache), static_cast<unsigned long long>(bytes),
+                        s.encoder.n_layers ? "encoder" : "transformer::Config{}",
+                        static_cast<unsigned long long>(session));
 }
 
 }  // namespace weights

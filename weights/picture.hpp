@@ -1,7 +1,7 @@
-// weights/picture.hpp - pictures in SVG: the blocks of a model in the manner of the papers' figures, and attention weights
+// weights/picture.hpp - pictures in SVG: the blocks of a model, in the manner of the papers, and attention weights
 //
-// A figure is drawn from the bottom up, as the papers draw it: a column for each stack, a panel for each kind of block, in it
-// the sub-layers that block.hpp describes, with the residual line around each.
+// A figure is drawn from the bottom up, as the papers draw it: a column for each stack, a panel for each kind of block,
+// in it the sub-layers that block.hpp describes, with the residual line around each.
 #ifndef TRANSFORMER_WEIGHTS_PICTURE_HPP
 #define TRANSFORMER_WEIGHTS_PICTURE_HPP
 
@@ -9,7 +9,7 @@
 
 namespace weights {
 
-// ---- Shapes ----------------------------------------------------------------------------------------------------------
+// ---- Shapes ---------------------------------------------------------------------------------------------------------
 
 struct Point {
     int x, y;
@@ -21,14 +21,16 @@ class Picture {
 public:
     void box(int x, int y, int w, int h, const char* css, int radius = 5)
     {
-        body_ += format("<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"%d\" class=\"%s\"/>\n", x, y, w, h, radius, css);
+        body_ += format("<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"%d\" class=\"%s\"/>\n", x, y, w, h,
+                        radius, css);
         hold(x, y, x + w, y + h);
     }
     // `anchor`: -1: x is the text's left end, 0: its middle, 1: its right end.
     void text(int x, int y, const char* css, int size, const std::string& words, int anchor = 0)
     {
         static const char* const anchors[] = {"", " text-anchor=\"middle\"", " text-anchor=\"end\""};
-        body_ += format("<text x=\"%d\" y=\"%d\" class=\"%s\" font-size=\"%d\"%s>", x, y, css, size, anchors[anchor + 1]) + xml_text(signs(words)) + "</text>\n";
+        body_ += format("<text x=\"%d\" y=\"%d\" class=\"%s\" font-size=\"%d\"", x, y, css, size);
+        body_ += anchors[anchor + 1] + (">" + xml_text(signs(words)) + "</text>\n");
         const int width = static_cast<int>(words.size()) * size * 11 / 20;
         hold(x - width * (anchor + 1) / 2, y - size, x + width * (1 - anchor) / 2, y + size / 3);
     }
@@ -44,15 +46,18 @@ public:
                 continue;
             }
             const Point a = points[i - 1], b = points[i + 1];
-            const int r = std::min({9, std::max(std::abs(p.x - a.x), std::abs(p.y - a.y)), std::max(std::abs(b.x - p.x), std::abs(b.y - p.y))});
-            path += format("L%d %dQ%d %d %d %d", p.x - r * sign(p.x - a.x), p.y - r * sign(p.y - a.y), p.x, p.y, p.x + r * sign(b.x - p.x), p.y + r * sign(b.y - p.y));
+            const int r = std::min({9, std::max(std::abs(p.x - a.x), std::abs(p.y - a.y)),
+                                    std::max(std::abs(b.x - p.x), std::abs(b.y - p.y))});
+            path += format("L%d %dQ%d %d %d %d", p.x - r * sign(p.x - a.x), p.y - r * sign(p.y - a.y), p.x, p.y,
+                           p.x + r * sign(b.x - p.x), p.y + r * sign(b.y - p.y));
         }
         body_ += "<path d=\"" + path + "\" class=\"" + css + "\"/>\n";
     }
     void arrow(const std::vector<Point>& points) { line(points, "a"); }
     void plus(int x, int y)
     {
-        body_ += format("<circle cx=\"%d\" cy=\"%d\" r=\"%d\" class=\"o\"/><path d=\"M%d %dh12M%d %dv12\" class=\"l\"/>\n", x, y, plus_radius, x - 6, y, x, y - 6);
+        body_ += format("<circle cx=\"%d\" cy=\"%d\" r=\"%d\" class=\"o\"/>", x, y, plus_radius);
+        body_ += format("<path d=\"M%d %dh12M%d %dv12\" class=\"l\"/>\n", x - 6, y, x, y - 6);
         hold(x - plus_radius, y - plus_radius, x + plus_radius, y + plus_radius);
     }
     void squares(double x, int y, int n, double step, int size, const char* css) // in a row
@@ -74,24 +79,33 @@ public:
 
     std::string svg(const std::string& title) const
     {
-        const int margin = 16, x = left_ - margin, y = top_ - margin, w = right_ - left_ + 2 * margin, h = bottom_ - top_ + 2 * margin;
-        return format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"%d %d %d %d\" role=\"img\" "
-                      "font-family=\"Helvetica,Arial,'Liberation Sans',sans-serif\">\n", w, h, x, y, w, h) +
-               "<title>" + xml_text(title) + "</title>\n"
-               "<defs><marker id=\"tip\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\">"
-               "<path d=\"M0 1 10 5 0 9z\" fill=\"#444\"/></marker></defs>\n<style>\n"
-               "rect{stroke:#555;stroke-width:1.1}.l,.a,.d{fill:none;stroke:#444;stroke-width:1.3}.a{marker-end:url(#tip)}.d{stroke:#aaa;stroke-dasharray:3 3}\n"
-               ".o{fill:#fff;stroke:#444;stroke-width:1.3}text{fill:#222}.t{font-weight:600}.f{fill:#4a4a4a}.n{fill:#777}\n"
-               ".panel{fill:#f5f5f2;stroke:#9a9a94}.attn{fill:#fbe3c0}.cross{fill:#f7d3c4}.ffn{fill:#cde5f1}.norm{fill:#f2efc4}.emb{fill:#f6dade}\n"
-               ".head{fill:#dcd8ee}.router{fill:#d5e8cd}.inner{fill:#e9f3f8;stroke:#8fb3c5}.off{fill:#fff;stroke:#a9c4d2}.q{fill:#d39a52}.k{fill:#8a5a1c}.latent{fill:#8a5a1c;stroke:none}.w{fill:#fff}\n"
-               "</style>\n" + format("<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" style=\"fill:#fff;stroke:none\"/>\n", x, y, w, h) + under_ + body_ + "</svg>\n";
+        static const char* const style = R"(<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5"
+markerWidth="7" markerHeight="7" orient="auto"><path d="M0 1 10 5 0 9z" fill="#444"/></marker></defs>
+<style>
+rect{stroke:#555;stroke-width:1.1}text{fill:#222}.t{font-weight:600}.f{fill:#4a4a4a}.n{fill:#777}.w{fill:#fff}
+.l,.a,.d,.o{fill:none;stroke:#444;stroke-width:1.3}.a{marker-end:url(#tip)}.d{stroke:#aaa;stroke-dasharray:3 3}
+.o{fill:#fff}.page{fill:#fff;stroke:none}.panel{fill:#f5f5f2;stroke:#9a9a94}
+.attn{fill:#fbe3c0}.cross{fill:#f7d3c4}.ffn{fill:#cde5f1}.norm{fill:#f2efc4}.emb{fill:#f6dade}.head{fill:#dcd8ee}
+.router{fill:#d5e8cd}.inner{fill:#e9f3f8;stroke:#8fb3c5}.off{fill:#fff;stroke:#a9c4d2}
+.q{fill:#d39a52}.k{fill:#8a5a1c}.latent{fill:#8a5a1c;stroke:none}
+</style>
+)";
+        const int margin = 16, x = left_ - margin, y = top_ - margin;
+        const int w = right_ + margin - x, h = bottom_ + margin - y;
+        return format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"%d %d %d %d\" "
+                      "role=\"img\" font-family=\"Helvetica,Arial,'Liberation Sans',sans-serif\">\n",
+                      w, h, x, y, w, h) +
+               "<title>" + xml_text(title) + "</title>\n" + style +
+               format("<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" class=\"page\"/>\n", x, y, w, h) + under_ +
+               body_ + "</svg>\n";
     }
     static constexpr int plus_radius = 9;
 
 private:
     static std::string signs(std::string words)
     {
-        for (const auto& [plain, sign] : {std::pair("->", "\u2192"), std::pair(" x ", " \u00d7 "), std::pair(" * ", " \u00b7 ")})
+        static constexpr const char* list[][2] = {{"->", "\xe2\x86\x92"}, {" x ", " \xc3\x97 "}, {" * ", " \xc2\xb7 "}};
+        for (const auto& [plain, sign] : list)
             for (size_t at; (at = words.find(plain)) != std::string::npos;) words.replace(at, std::strlen(plain), sign);
         return words;
     }
@@ -104,7 +118,7 @@ private:
     int left_ = 0, right_ = 0, top_ = 0, bottom_ = 0;
 };
 
-// ---- The figure of a model -------------------------------------------------------------------------------------------
+// ---- The figure of a model ------------------------------------------------------------------------------------------
 
 // One stack, growing upwards from y along the line x.
 class Column {
@@ -129,16 +143,19 @@ public:
             begin("rows of " + digits(c.dim));
         }
         if (const TensorSource* t = find_tensor(s, stack, Role::type_embedding)) add("emb", "Token types", shape(*t));
-        if (const TensorSource* t = find_tensor(s, stack, Role::position_embedding)) add("emb", "Position table", shape(*t));
+        if (const TensorSource* t = find_tensor(s, stack, Role::position_embedding))
+            add("emb", "Position table", shape(*t));
         if (c.flags & transformer::flag_sinusoidal) sinusoids();
         if (find_tensor(s, stack, Role::embedding_norm)) norm();
-        if (find_tensor(s, stack, Role::embedding_proj)) stage("emb", "Projection", {digits(c.embedding_dim) + " -> " + digits(c.dim)});
+        if (find_tensor(s, stack, Role::embedding_proj))
+            stage("emb", "Projection", {digits(c.embedding_dim) + " -> " + digits(c.dim)});
     }
     void blocks()
     {
         for (const BlockKind& k : kinds_of(s, stack)) panel(k);
         if (find_tensor(s, stack, Role::final_norm)) norm();
-        if (find_tensor(s, stack, Role::final_proj)) stage("emb", "Projection", {digits(c.dim) + " -> " + digits(c.embedding_dim)});
+        if (find_tensor(s, stack, Role::final_proj))
+            stage("emb", "Projection", {digits(c.dim) + " -> " + digits(c.embedding_dim)});
     }
     void output()                                              // of the main stack: the head, and what comes out
     {
@@ -147,12 +164,13 @@ public:
         const bool labels = c.n_outputs && c.n_outputs != c.vocab_size;
         std::vector<std::string> facts;
         if (c.pooling != transformer::Pooling::none) stage("head", "Pooling", {pooled[static_cast<size_t>(c.pooling)]});
-        if (dense) stage("head", "Dense", {digits(dense->cols) + " -> " + digits(dense->rows) + ", " + activation_name(c.head_activation)});
+        if (dense)
+            stage("head", "Dense",
+                  {digits(dense->cols) + " -> " + digits(dense->rows) + ", " + activation_name(c.head_activation)});
         if (find_tensor(s, 0, Role::head_norm)) norm();
         if (head) {
-            bool tied = false;
-            for (const TensorSource& t : s.tensors) tied |= head->identity && &t != head && t.identity == head->identity;
-            facts.push_back(digits(head->rows) + " x " + digits(head->cols) + (tied ? ", tied to the embedding" : ""));
+            facts.push_back(digits(head->rows) + " x " + digits(head->cols));
+            if (is_tied(s, *head)) facts.push_back("tied to the embedding");
             if (c.logit_softcap != 0.0f) facts.push_back(format("soft-cap %g", static_cast<double>(c.logit_softcap)));
             stage("head", labels ? "Classifier" : "Language-model head", facts);
         }
@@ -187,17 +205,6 @@ private:
         p.line({{x, y}, {x, y - n}}, "l");
         y -= n;
     }
-    // Facts that fit into a box of this width, some on each line.
-    static std::vector<std::string> packed(const std::vector<std::string>& facts, int width)
-    {
-        const size_t columns = static_cast<size_t>(width - 14) / 5;
-        std::vector<std::string> lines;
-        for (const std::string& fact : facts) {
-            if (!lines.empty() && lines.back().size() + 2 + fact.size() <= columns) lines.back() += ", " + fact;
-            else for (const std::string& line : wrapped(fact, columns)) lines.push_back(line);
-        }
-        return lines;
-    }
     // An arrow into a box, whose top is where the column goes on. `fork`: three arrow heads, for q, k and v.
     void stage(const char* css, const std::string& title, const std::vector<std::string>& facts, bool fork = false)
     {
@@ -205,12 +212,14 @@ private:
     }
     void norm() { y = norm_at(x, y); }
     int norm_at(int at, int from) { return stage_at(at, from, "norm", norm_name(c), {}, norm_width, false); }
-    int stage_at(int at, int from, const char* css, const std::string& title, const std::vector<std::string>& facts, int width, bool fork)
+    int stage_at(int at, int from, const char* css, const std::string& title, const std::vector<std::string>& facts,
+                 int width, bool fork)
     {
-        const std::vector<std::string> lines = packed(facts, width);
+        const std::vector<std::string> lines = packed(facts, static_cast<size_t>(width - 14) / 5);
         const bool heads = fork && (c.kv_lora_rank || (c.n_heads <= 64 && c.n_heads > 1));
         const int art = heads ? 24 : 0, bottom = from - gap - (fork ? 8 : 0);
-        const int height = 24 + 13 * static_cast<int>(lines.size()) + (lines.empty() ? 0 : 3) + art, top = bottom - height;
+        const int height = 24 + 13 * static_cast<int>(lines.size()) + (lines.empty() ? 0 : 3) + art,
+                  top = bottom - height;
         p.arrow({{at, from}, {at, bottom}});
         for (const int way : {-1, 1})
             if (fork) p.arrow({{at, from - 8}, {at + way * width / 4, from - 8}, {at + way * width / 4, bottom}});
@@ -218,33 +227,37 @@ private:
         p.text(at, top + 16, "t", 12, title);
         if (heads && c.kv_lora_rank) draw_latent(at, top + 24);
         else if (heads) draw_heads(at, top + 25, width - 30);
-        for (size_t i = 0; i < lines.size(); i++) p.text(at, top + 31 + art + 13 * static_cast<int>(i), "f", 10, lines[i]);
+        for (size_t i = 0; i < lines.size(); i++)
+            p.text(at, top + 31 + art + 13 * static_cast<int>(i), "f", 10, lines[i]);
         return top;
     }
     // A square for each query head, above the heads of keys and values that they share.
     void draw_heads(int at, int top, int width)
     {
-        const int n = static_cast<int>(c.n_heads), groups = static_cast<int>(c.n_kv_heads), size = std::min(7, std::max(2, width / n - 1));
-        const double step = std::min(static_cast<double>(width) / n, size + 3.0), start = at - (step * (n - 1) + size) / 2;
+        const int n = static_cast<int>(c.n_heads), groups = static_cast<int>(c.n_kv_heads),
+                  size = std::min(7, std::max(2, width / n - 1));
+        const double step = std::min(static_cast<double>(width) / n, size + 3.0),
+                     start = at - (step * (n - 1) + size) / 2;
         p.squares(start, top, n, step, size, "q");
         p.squares(start + step * (n / groups - 1) / 2, top + size + 3, groups, step * (n / groups), size, "k");
     }
     // MLA: x squeezed into the latent that the cache keeps, and widened to the heads again.
     void draw_latent(int at, int top)
     {
-        p.raw(format("<path d=\"M%d %dl44 5v8l-44 5z\" class=\"q\"/><path d=\"M%d %dv18l-44 -5v-8z\" class=\"q\"/>\n", at - 68, top, at + 68, top));
+        p.raw(format("<path d=\"M%d %dl44 5v8l-44 5z\" class=\"q\"/><path d=\"M%d %dv18l-44 -5v-8z\" class=\"q\"/>\n",
+                     at - 68, top, at + 68, top));
         p.box(at - 24, top + 2, 48, 14, "latent", 2);
         p.text(at, top + 12, "w", 9, std::to_string(c.kv_lora_rank));
     }
-    void plus()
+    void plus(int length = 18)
     {
-        p.arrow({{x, y}, {x, y - 18}});
-        y -= 18 + Picture::plus_radius;
+        p.arrow({{x, y}, {x, y - length}});
+        y -= length + Picture::plus_radius;
         p.plus(x, y);
     }
     void add(const char* css, const std::string& title, const std::string& fact)
     {
-        plus();
+        plus(26);
         const int w = 112, from = x + side * 44, left = side > 0 ? from : from - w;
         p.box(left, y - 19, w, 38, css);
         p.text(left + w / 2, y - 3, "t", 11, title);
@@ -257,7 +270,8 @@ private:
         plus();
         const int at = x + side * 62;
         p.arrow({{at, y}, {x + side * Picture::plus_radius, y}});
-        p.raw(format("<circle cx=\"%d\" cy=\"%d\" r=\"13\" class=\"o\"/><path d=\"M%d %dq5 -14 10 0t10 0\" class=\"l\"/>\n", at, y, at - 10, y));
+        p.raw(format("<circle cx=\"%d\" cy=\"%d\" r=\"13\" class=\"o\"/>", at, y));
+        p.raw(format("<path d=\"M%d %dq5 -14 10 0t10 0\" class=\"l\"/>\n", at - 10, y));
         p.text(at + side * 20, y - 1, "f", 11, "positions:", -side);
         p.text(at + side * 20, y + 12, "f", 11, "sinusoids", -side);
         y -= Picture::plus_radius;
@@ -275,7 +289,7 @@ private:
             for (const SubLayer& sub : k.sub_layers) sub_layer(k, sub);
         rise(10);
         const int at = x + label * (reach() + 10), middle = (y + bottom) / 2;
-        p.text(at, middle + 6, "t", 19, format("%u\u00d7", k.n_layers), -label);
+        p.text(at, middle + 6, "t", 19, std::to_string(k.n_layers) + "\xc3\x97", -label);
         if (k.n_layers != c.n_layers) p.text(at, middle + 22, "n", 10, ranges_text(k), -label);
         else if (k.one_set && k.n_layers > 1) p.text(at, middle + 22, "n", 10, "one set of weights", -label);
         p.panel(x - reach(), y, 2 * reach(), bottom - y);
@@ -332,7 +346,8 @@ private:
     int experts(const BlockKind& k, const SubLayer& sub, const std::string& title, int at, int from, int width)
     {
         const bool shared = k.has("shared_up");
-        const int bottom = from - gap, row = bottom - 98, h = 30, sum_at = row - 30, top = sum_at - Picture::plus_radius - gap;
+        const int bottom = from - gap, row = bottom - 98, h = 30, sum_at = row - 30,
+                  top = sum_at - Picture::plus_radius - gap;
         p.box(at - width / 2, top - 6, width, bottom - top + 6, "inner");
         p.line({{at, from}, {at, bottom}}, "l");
         // The first experts and the last; two of them as chosen ones.
@@ -356,13 +371,15 @@ private:
             const int centre = left + w / 2, aside = (centre - at) / 4;
             const char* const css = on ? "a" : "d";
             p.line({{at + aside, router_top}, {centre, row + h}}, css);
-            p.line({{centre, row}, {at + std::max(-7, std::min(aside, 7)), sum_at + 9 - std::min(std::abs(aside), 7) / 2}}, css);
+            const int near = std::max(-7, std::min(aside, 7)); // where the plus circle is met
+            p.line({{centre, row}, {at + near, sum_at + 9 - std::abs(near) / 2}}, css);
             p.box(left, row, w, h, on ? "ffn" : "off");
             p.text(centre, row + 19, "f", 10, std::to_string(i + 1 == shown ? n : i + 1));
             left += w + space;
         }
         p.box(at - 62, router_top, 124, 24, "router");
-        p.text(at, router_top + 16, "t", 11, format("Router, %s", c.router == transformer::Router::sigmoid ? "sigmoid" : "softmax"));
+        p.text(at, router_top + 16, "t", 11,
+               format("Router, %s", c.router == transformer::Router::sigmoid ? "sigmoid" : "softmax"));
         p.plus(at, sum_at);
         return stage_at(at, top + gap, "ffn", title, sub.facts, width, false);
     }
@@ -372,7 +389,7 @@ inline std::string block_svg(const Source& s, const Counts& counts)
 {
     Picture p;
     const bool two = s.encoder.n_layers != 0;
-    Column main(p, s, 0, 1, two ? 1 : -1), encoder(p, s, 1, -1, -1);
+    Column main(p, s, 0, 1, s.main.flags & transformer::flag_cross ? 1 : -1), encoder(p, s, 1, -1, -1);
     main.input();
     main.blocks();
     const int lane = -main.reach() - 45;
@@ -383,40 +400,50 @@ inline std::string block_svg(const Source& s, const Counts& counts)
     }
     // The encoder's output, into every cross attention.
     for (const Point& to : main.memory) {
-        p.arrow(two ? std::vector<Point>{{encoder.x, encoder.y}, {encoder.x, encoder.y - 24}, {lane, encoder.y - 24}, {lane, to.y}, to}
-                    : std::vector<Point>{{lane, to.y}, to});
+        const int over = encoder.y - 24;
+        std::vector<Point> way = {{lane, to.y}, to};
+        if (two) way.insert(way.begin(), {{encoder.x, encoder.y}, {encoder.x, over}, {lane, over}});
+        p.arrow(way);
         p.text(lane + 8, to.y - 6, "f", 10, "k, v", -1);
         if (!two) p.text(lane - 4, to.y + 4, "f", 12, "encoder's output", 1);
     }
     main.output();
-    const std::string name = s.kind.rfind("Hugging Face ", 0) == 0 ? s.kind.substr(13) : s.kind, size = digits(counts.parameters) + " parameters";
-    const int middle = (p.left() + p.right()) / 2, top = p.top() - 16;
+    const std::string name = s.kind.rfind("Hugging Face ", 0) == 0 ? s.kind.substr(13) : s.kind,
+                      size = digits(counts.parameters) + " parameters",
+                      active = ", of which a token uses " + digits(counts.active);
+    const int middle = two ? (p.left() + p.right()) / 2 : main.x, top = p.top() - 16;
     p.text(middle, top - 18, "t", 16, name);
-    p.text(middle, top, "n", 11, size + (counts.active == counts.parameters ? "" : ", of which a token uses " + digits(counts.active)) + ", d = " + digits(s.main.dim));
+    p.text(middle, top, "n", 11, size + (counts.active == counts.parameters ? "" : active) + ", d = " + digits(s.main.dim));
     return p.svg(name + ": " + size);
 }
 
-// ---- Attention weights -----------------------------------------------------------------------------------------------
+// ---- Attention weights ----------------------------------------------------------------------------------------------
 
 // Each head a square of cells, the darker the larger its weight; rows are queries, columns keys.
-inline std::string attention_svg(const std::vector<float>& values, uint32_t heads, uint32_t t, uint32_t s, const std::vector<std::string>& labels)
+inline std::string attention_svg(const std::vector<float>& values, uint32_t heads, uint32_t t, uint32_t s,
+                                 const std::vector<std::string>& labels)
 {
     const uint32_t cell = 12, across = std::min(heads, 4u), margin = labels.empty() ? 20 : 100;
     const uint32_t width = margin + s * cell + 20, height = t * cell + 40;
     const auto box = [](uint32_t x, uint32_t y, uint32_t w, uint32_t h, const std::string& style) {
         return format("<rect x=\"%u\" y=\"%u\" width=\"%u\" height=\"%u\" %s/>\n", x, y, w, h, style.c_str());
     };
-    std::string out = format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%u\" height=\"%u\" font-family=\"monospace\" font-size=\"10\">\n",
+    std::string out = format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%u\" height=\"%u\" "
+                             "font-family=\"monospace\" font-size=\"10\">\n",
                              width * across, height * ((heads + across - 1) / across));
     out += "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
     for (uint32_t h = 0; h < heads; h++) {
-        out += format("<g transform=\"translate(%u,%u)\">\n<text x=\"%u\" y=\"14\">head %u</text>\n", h % across * width, h / across * height, margin, h + 1);
+        out += format("<g transform=\"translate(%u,%u)\">\n<text x=\"%u\" y=\"14\">head %u</text>\n",
+                      h % across * width, h / across * height, margin, h + 1);
         out += box(margin, 20, s * cell, t * cell, "fill=\"none\" stroke=\"#999\"");
         for (uint32_t i = 0; i < labels.size(); i++)
-            out += format("<text x=\"%u\" y=\"%u\" text-anchor=\"end\">%s</text>\n", margin - 4, 30 + i * cell, xml_text(labels[i]).c_str());
+            out += format("<text x=\"%u\" y=\"%u\" text-anchor=\"end\">%s</text>\n", margin - 4, 30 + i * cell,
+                          xml_text(labels[i]).c_str());
         for (uint32_t i = 0; i < t * s; i++) {
             const double w = static_cast<double>(values[size_t{h} * t * s + i]);
-            if (w >= 0.005) out += box(margin + i % s * cell, 20 + i / s * cell, cell, cell, format("fill=\"#036\" fill-opacity=\"%.2f\"", w));
+            if (w >= 0.005)
+                out += box(margin + i % s * cell, 20 + i / s * cell, cell, cell,
+                           format("fill=\"#036\" fill-opacity=\"%.2f\"", w));
         }
         out += "</g>\n";
     }

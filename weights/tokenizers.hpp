@@ -1097,17 +1097,27 @@ inline PreTokenizer pre_tokenizer_named(const std::string& name, const std::stri
     };
     PreTokenizer p;
     const std::string digits1 = "\\p{N}", digits3 = "\\p{N}{1,3}";
-    if (is("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe chameleon chatglm-bpe glm4 jais-2")) p.stages = {{llama3_pattern, 0}};
-    else if (is("qwen2 deepseek-r1-qwen kormo stablelm2 hunyuan hunyuan-dense megrez minimax-m2 solar-open")) p.stages = {{qwen2_pattern, 0}};
-    else if (is("gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais trillion granite-docling roberta-bpe jina-v1-en jina-v2-code gpt-neox exaone4"))
-        p.stages = {{gpt2_pattern, 0}};
-    else if (is("starcoder refact command-r smollm codeshell exaone minerva-7b")) p.stages = {{digits1, 0}, {gpt2_pattern, 0}};
-    else if (is("falcon")) p.stages = {{"[\\p{P}\\$\\+<=>\\^~\\|`]+", 0}, {gpt2_pattern, 0}, {"[0-9][0-9][0-9]", 0}};
-    else if (is("gpt-4o llama4 kanana2")) p.stages = {{o200k_pattern, 0}};
-    else if (is("cl100k gpt-4")) p.stages = {{cl100k_pattern, 0}};
+    const std::string gpt2 = gpt2_pattern, sentences = " ?[^(\\s|.,!?\xe2\x80\xa6\xe3\x80\x82\xef\xbc\x8c\xe3\x80\x81\xe0\xa5\xa4\xdb\x94\xd8\x8c)]+";
+    const std::string han = "[\xe4\xb8\x80-\xe9\xbe\xa5\xe0\xa0\x80-\xe4\xb8\x80\xea\xb0\x80-\xed\x9f\xbf]+"; // as DeepSeek writes it
+    if (is("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe chatglm-bpe glm4")) p.stages = {{llama3_pattern, 0}};
+    else if (is("qwen2 deepseek-r1-qwen kormo stablelm2 hunyuan megrez grok-2 solar-open")) p.stages = {{qwen2_pattern, 0}};
+    else if (is("gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais trillion "
+                "granite-docling roberta-bpe jina-v1-en jina-v2-code exaone4"))
+        p.stages = {{gpt2, 0}};
+    else if (is("starcoder refact command-r smollm codeshell exaone minerva-7b")) p.stages = {{digits1, 0}, {gpt2, 0}};
+    else if (is("falcon")) p.stages = {{"[\\p{P}$+<=>^~|`]+", 0}, {gpt2, 0}, {"[0-9][0-9][0-9]", 0}};
+    else if (is("default")) p.stages = {{"[\\p{P}$+<=>^~|]+", 0}, {gpt2, 0}, {"\\p{N}+", 0}, {"[0-9][0-9][0-9]", 0}};
+    else if (is("gpt-4o llama4 minimax-m2")) p.stages = {{o200k_pattern, 0}};
     else if (is("tekken")) p.stages = {{tekken_pattern, 0}};
-    else if (is("deepseek-v3 hunyuan-v3 joyai-llm")) p.stages = {{digits3, 0}, {cjk_pattern, 0}, {deepseek3_pattern, 0}};
-    else if (is("bloom poro-chat gpt3-finnish")) p.stages = {{" ?[^(\\s|.,!?\xe2\x80\xa6\xe3\x80\x82\xef\xbc\x8c\xe3\x80\x81\xe0\xa5\xa4\xdb\x94\xd8\x8c)]+", 0}};
+    else if (is("deepseek-v3 hunyuan-dense")) p.stages = {{digits3, 0}, {cjk_pattern, 0}, {deepseek3_pattern, 0}};
+    else if (is("hyperclovax mu-choco")) p.stages = {{digits1, 0}, {cjk_pattern, 0}, {deepseek3_pattern, 0}};
+    else if (is("deepseek-coder")) p.stages = {{"[\r\n]", 0}, {"\\s?\\p{L}+", 0}, {"\\s?\\p{P}+", 0}, {han, 0}, {digits1, 0}};
+    else if (is("bloom poro-chat gpt3-finnish")) p.stages = {{sentences, 0}};
+    else if (is("viking")) p.stages = {{sentences, 0}, {digits1, 0}};
+    else if (is("bailingmoe bailingmoe2 llada-moe"))
+        p.stages = {{R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)", 0}};
+    else if (is("seed-coder"))
+        p.stages = {{R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)", 0}};
     else throw Error(where + ": the pre-tokeniser '" + printable(name.empty() ? "(none)" : name) + "' is not known, and the ids would be wrong without it");
     p.ignore_merges = is("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken");
     p.nfc = is("qwen2 deepseek-r1-qwen");

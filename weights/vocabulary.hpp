@@ -544,7 +544,8 @@ public:
         find_ids();
         const MergeTable merges(v.merges);
         const TrieBuilder::Keys keys = find_keys(merges);
-        uint32_t flags = v.flags;
+        uint32_t flags = v.flags & ~static_cast<uint32_t>(transformer::vocabulary_doubles_bos);
+        if (!v.layout.empty()) flags |= transformer::vocabulary_doubles_bos;
         if (v.kind == VocabularyKind::sentencepiece_bpe && words_are_apart(merges)) flags |= transformer::vocabulary_words;
 
         float least = std::numeric_limits<float>::max(), most = std::numeric_limits<float>::min(); // as in sentencepiece's unigram model
