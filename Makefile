@@ -35,6 +35,7 @@ test: doctest run
 	@$(MAKE) --no-print-directory $(BUILD)/tests
 	$(BUILD)/tests
 	tests/cli.sh ./run
+	tests/vendoring.sh
 
 sanitize: doctest
 	@$(MAKE) --no-print-directory BUILD=$(BUILD)/sanitize CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" $(BUILD)/sanitize/tests

@@ -5,11 +5,13 @@
 // What was asked for goes to stdout, what is said about it (statistics, progress, errors) to stderr. Exit status: 0 done,
 // 1 the work failed (one sentence says what, where and what to do), 2 wrong usage, 130 stopped by Ctrl-C.
 //
-// Contents: messages, output, model, session, input, generation, the verbs for text, for numbers, about models, main
+// Contents: messages, output, model, session, input, generation, chat, the verbs for text, for encoders, for numbers, about
+// models, main
 
 #define TRANSFORMER_IMPLEMENTATION
 #define TRANSFORMER_THREADS
 #include "transformer.hpp"
+#include "weights/chat.hpp"
 #include "weights/import.hpp"
 #include "weights/info.hpp"
 #include "weights/options.hpp"
@@ -55,6 +57,17 @@ struct Interrupted {};                                         // Ctrl-C: exit s
 struct ReaderGone {};                                          // nobody reads stdout any more: stop quietly
 
 volatile std::sig_atomic_t interrupted = 0;
+
+void on_interrupt(int)
+{
+    interrupted = 1;
+    std::signal(SIGINT, SIG_DFL);                              // the second one ends the program at once
+}
+void hear_interrupts()
+{
+    interrupted = 0;
+    std::signal(SIGINT, on_interrupt);
+}
 
 void say(const std::string& sentence) { std::fputs(("run: " + sentence + "\n").c_str(), stderr); }
 
@@ -131,22 +144,29 @@ int print(const std::string& text, const Text& path = std::nullopt)
     return 0;
 }
 
-// Text as it comes: to stdout, or (collect) into a string.
+// Text as it comes: kept, and if it is not quiet written to stdout.
 struct Printer {
     Output out;
-    bool collect = false;
+    bool quiet = false;
     std::string text;
 };
 bool print_piece(void* user, const char* text, uint32_t n)
 {
     Printer& p = *static_cast<Printer*>(user);
-    if (p.collect) {
-        p.text.append(text, n);
-    } else {
-        p.out.write(text, n);
-        p.out.flush();
-    }
+    p.text.append(text, n);
+    if (p.quiet) return true;
+    p.out.write(text, n);
+    p.out.flush();
     return true;
+}
+
+bool terminal(FILE* stream)
+{
+#if defined(_WIN32)
+    return _isatty(_fileno(stream)) != 0;
+#else
+    return isatty(fileno(stream)) != 0;
+#endif
 }
 
 // ---- Model -----------------------------------------------------------------------------------------------------------
@@ -335,21 +355,38 @@ Text given_text(const Arguments& a)
     return a.file ? Text(read_file(*a.file)) : a.prompt ? a.prompt : word;
 }
 
-std::vector<int32_t> tokenized(const Arguments& a, const Loaded& m, const std::string& text, bool add_special, bool single_bos = true)
+// Ids, and the token types if `types` is given, of a text or (second) of two that belong together.
+std::vector<int32_t> tokenized(const Loaded& m, const std::string& text, const transformer::TokenizeOptions& o, const Text& second = std::nullopt,
+                               std::vector<int32_t>* types = nullptr)
 {
-    if (m.model.vocabulary.kind == VocabularyKind::none) throw Failure(m.name + ": has no tokenizer; give one with -z FILE");
-    const transformer::TokenizeOptions o{add_special && !a.no_add_special, !a.no_parse_special, single_bos};
-    std::vector<uint32_t> work(static_cast<size_t>(transformer::tokenize_size(m.model.vocabulary, text.size()) / 4 + 1));
-    std::vector<int32_t> ids(text.size() + 64);
+    const transformer::Vocabulary& v = m.model.vocabulary;
+    if (v.kind == VocabularyKind::none) throw Failure(m.name + ": has no tokenizer; give one with -z FILE");
+    const size_t longer = std::max(text.size(), second ? second->size() : 0);
+    std::vector<uint32_t> work(static_cast<size_t>(transformer::tokenize_size(v, longer) / 4 + 1));
+    std::vector<int32_t> ids(text.size() + (second ? second->size() : 0) + 64);
     while (true) {                                             // a character can become many when it is normalised
         uint32_t count = 0;
-        const Status status = transformer::tokenize(m.model.vocabulary, text.data(), text.size(), o, work.data(), work.size() * 4, ids.data(),
-                                                    static_cast<uint32_t>(ids.size()), &count);
-        const bool larger = status.code == transformer::Code::memory_too_small && ids.size() < 32 * text.size() + 64;
+        if (types) types->resize(ids.size());
+        const Status status = transformer::tokenize_pair(v, text.data(), text.size(), second ? second->data() : nullptr, second ? second->size() : 0, o,
+                                                         work.data(), work.size() * 4, ids.data(), types ? types->data() : nullptr,
+                                                         static_cast<uint32_t>(ids.size()), &count);
+        const bool larger = status.code == transformer::Code::memory_too_small && status.where > ids.size();
         if (!larger) check(status, "the text");
-        ids.resize(larger ? 2 * ids.size() : count);
+        ids.resize(larger ? static_cast<size_t>(status.where) : count);
+        if (types && !larger) types->resize(count);
         if (!larger) return ids;
     }
+}
+std::vector<int32_t> tokenized(const Arguments& a, const Loaded& m, const std::string& text, bool add_special, bool single_bos = true)
+{
+    return tokenized(m, text, {add_special && !a.no_add_special, !a.no_parse_special, single_bos});
+}
+
+std::string token_string(const Loaded& m, int32_t id)
+{
+    uint32_t n = 0;
+    const char* text = transformer::token_text(m.model.vocabulary, id, &n);
+    return std::string(text, n);
 }
 
 // What forward() or encode() is given, and the memory behind it.
@@ -549,6 +586,22 @@ float* advance(Prepared* p, const std::vector<int32_t>& after)
     return logits;
 }
 
+uint64_t seed_of(const Arguments& a)                           // from the clock, if none is given
+{
+    return a.seed.value_or(static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()) % 1000000007);
+}
+transformer::Sampler sampler_of(const Arguments& a, uint64_t seed)
+{
+    transformer::Sampler s;
+    s.temperature = a.temperature, s.top_p = a.top_p, s.top_k = a.top_k, s.min_p = a.min_p;
+    s.repeat_penalty = a.repeat_penalty, s.seed = seed;
+    return s;
+}
+void remember(transformer::Sampler* s, const std::vector<int32_t>& ids) // for the repetition penalty
+{
+    for (size_t i = ids.size() > 64 ? ids.size() - 64 : 0; i < ids.size(); i++) s->recent[s->n_recent++ % 64] = ids[i];
+}
+
 struct Generation {
     std::vector<int32_t> ids;                                  // the new ones; the stop token is not among them
     double start = now(), prompt_end = 0, end = 0;             // seconds
@@ -563,8 +616,7 @@ Generation generate(const Arguments& a, Prepared* p, uint64_t most, transformer:
         feed_source(p, a.memory.has_value());
         float* logits = advance(p, g.ids);
         g.prompt_end = now();
-        const std::vector<int32_t>& ids = p->prompt.ids;
-        for (size_t i = ids.size() > 64 ? ids.size() - 64 : 0; i < ids.size(); i++) sampler.recent[sampler.n_recent++ % 64] = ids[i];
+        remember(&sampler, p->prompt.ids);
         while (g.ids.size() < most) {
             if (!g.ids.empty()) logits = advance(p, g.ids);
             int32_t token = 0;
@@ -594,6 +646,304 @@ uint64_t clipped(const Arguments& a, const Prepared& p)
     return std::min(asked, room);
 }
 
+// ---- Chat ------------------------------------------------------------------------------------------------------------
+
+// One line without its end; false: there is none. Ctrl-C while it waits ends the program.
+bool read_line(std::string* line)
+{
+    line->clear();
+    std::signal(SIGINT, SIG_DFL);
+    int c;
+    while ((c = std::fgetc(stdin)) != EOF && c != '\n') *line += static_cast<char>(c);
+    if (std::ferror(stdin)) throw weights::file_error("stdin", "cannot be read", errno);
+    hear_interrupts();
+    const bool any = c != EOF || !line->empty();
+    if (!line->empty() && line->back() == '\r') line->pop_back();
+    return any;
+}
+
+// A conversation and what of it lies in the cache. Each turn the whole of it is rendered and tokenized anew; the session goes
+// back to where the ids begin to differ and sees the rest, so that templates may rewrite what came earlier.
+class Chat {
+public:
+    explicit Chat(const Arguments& a) : a_(a), seed_(seed_of(a)), sampler_(sampler_of(a, seed_))
+    {
+        load(a, &m_);
+        if (m_.cross() || !m_.causal() || !m_.config().n_outputs) throw Failure(m_.name + ": is no decoder with a head, and a chat needs one");
+        if (vocabulary().kind == VocabularyKind::none) throw Failure(m_.name + ": has no tokenizer; give one with -z FILE");
+        choose_template();
+        Need need;
+        need.positions = context(a, m_.config());
+        need.cache = DType::f16;
+        make_session(a, m_, need, &r_);
+        reset();
+    }
+    void reset()                                               // the system prompt alone
+    {
+        messages_.clear();
+        if (a_.system) messages_.push_back({"system", *a_.system});
+    }
+    // The answer to a message goes to stdout; false: the message does not fit into the context.
+    bool answer(const std::string& message);
+    void report() const
+    {
+        const auto rate = [](uint64_t n, double seconds) { return seconds > 0 ? static_cast<double>(n) / seconds : 0.0; };
+        std::string text = counted(turns_, "answer") + "; read " + counted(read_, "token") + format(", %.1f tokens/s", rate(read_, read_seconds_)) +
+                           ", kept " + std::to_string(kept_) + " in the cache; generated " + counted(made_, "token") +
+                           format(", %.1f tokens/s", rate(made_, made_seconds_));
+        if (a_.temperature > 0) text += "; seed " + std::to_string(seed_);
+        std::fputs((text + "\n").c_str(), stderr);
+    }
+
+private:
+    const transformer::Vocabulary& vocabulary() const { return m_.model.vocabulary; }
+    uint32_t capacity() const { return r_.session.options.capacity; }
+
+    std::string render(std::vector<weights::ChatMessage> messages, bool prompt) const
+    {
+        if (merge_system_ && messages.size() > 1 && messages[0].role == "system") {
+            messages[1].content = messages[0].content + "\n\n" + messages[1].content;
+            messages.erase(messages.begin());
+        }
+        weights::ChatInput in;
+        in.messages = std::move(messages);
+        in.bos_token = token_string(m_, vocabulary().bos);
+        in.eos_token = token_string(m_, vocabulary().eos);
+        in.add_generation_prompt = prompt;
+        return weights::render_chat(template_, in);
+    }
+    void choose_template();
+    void find_turn_end();
+
+    std::vector<int32_t> ids() const                           // of the conversation, up to where the answer begins
+    {
+        const transformer::Vocabulary& v = vocabulary();
+        std::vector<int32_t> out = tokenized(a_, m_, render(messages_, true), false);
+        if (v.flags & transformer::vocabulary_add_bos && v.bos >= 0 && (out.empty() || out[0] != v.bos)) out.insert(out.begin(), v.bos);
+        return out;
+    }
+    float* feed(const std::vector<int32_t>& all);
+    bool make_room(std::vector<int32_t>* prompt, const std::vector<int32_t>& answered);
+
+    const Arguments& a_;
+    Loaded m_;
+    Runner r_;
+    uint64_t seed_;
+    transformer::Sampler sampler_;
+    std::string template_;
+    bool merge_system_ = false;                                // the template has no place for a system prompt
+    int32_t turn_end_ = -1;                                    // the token that the template puts behind an answer
+    std::vector<weights::ChatMessage> messages_;
+    std::vector<int32_t> cached_;                              // what the session has seen
+    size_t kept_now_ = 0;                                      // how much of it the last feed() kept
+    uint64_t turns_ = 0, read_ = 0, kept_ = 0, made_ = 0;
+    double read_seconds_ = 0, made_seconds_ = 0;
+};
+
+void Chat::choose_template()
+{
+    const transformer::Vocabulary& v = vocabulary();
+    if (a_.chat_template) {
+        const weights::ChatFamily* const family = weights::chat_family_named(*a_.chat_template);
+        if (!family && !weights::is_file(*a_.chat_template))
+            throw Failure("--chat-template " + in_quotes(*a_.chat_template) + ": is no file and none of " + weights::chat_family_names());
+        template_ = family ? family->text : read_file(*a_.chat_template);
+    } else if (v.chat_template_size) {
+        template_.assign(v.chat_template, v.chat_template_size);
+    } else {
+        throw Failure(m_.name + ": has no chat template; name one with --chat-template (a file, or " + weights::chat_family_names() +
+                      "), or generate text with `run " + m_.name + " -i TEXT`");
+    }
+    const std::string mark = "a system prompt";
+    const std::vector<weights::ChatMessage> talk = {{"system", mark}, {"user", "a message"}};
+    const auto works = [&] {
+        try {
+            merge_system_ = false;
+            merge_system_ = render(talk, true).find(mark) == std::string::npos;
+        } catch (const weights::ChatRefusal&) {
+            merge_system_ = true;
+        }
+        render(talk, true);
+    };
+    try {
+        works();
+    } catch (const weights::Error& error) {
+        const weights::ChatFamily* const family = weights::chat_family_of(template_);
+        if (!family) throw Failure(std::string(error.what()) + "; --chat-template names another");
+        say(std::string(error.what()) + "; it is taken for " + family->name + ", and --chat-template names another");
+        template_ = family->text;
+        works();
+    }
+    if (merge_system_ && a_.system) say("the chat template has no place for a system prompt, so it is put before the first message");
+    find_turn_end();
+}
+
+// Models do not always name the token that ends an answer among their stop tokens, but their template writes it.
+void Chat::find_turn_end()
+{
+    const std::string mark = "The answer.";
+    std::string text;
+    try {
+        text = render({{"user", "a message"}, {"assistant", mark}}, false);
+    } catch (const weights::Error&) {
+        return;
+    }
+    const size_t at = text.rfind(mark);
+    if (at == std::string::npos) return;
+    const size_t begin = text.find_first_not_of(" \n", at + mark.size());
+    if (begin == std::string::npos) return;
+    const std::vector<int32_t> behind = tokenized(a_, m_, text.substr(begin), false);
+    if (behind.empty()) return;
+    const auto type = static_cast<transformer::TokenType>(vocabulary().types[behind[0]]);
+    if (type == transformer::TokenType::control || type == transformer::TokenType::user_defined) turn_end_ = behind[0];
+}
+
+// Makes the session hold exactly these ids; gives the logits of the last one.
+float* Chat::feed(const std::vector<int32_t>& all)
+{
+    const size_t most = std::min(cached_.size(), all.size() - 1), limit = m_.config().rope_long_from;
+    size_t same = 0;
+    while (same < most && all[same] == cached_[same]) same++;
+    if (limit && same && (all.size() > limit) != r_.session.rope_long) same = 0;        // beyond it all positions turn by other angles
+    check(transformer::rewind(r_.session, static_cast<uint32_t>(same)), m_.name);
+    cached_.resize(kept_now_ = same);
+    Input rest;
+    rest.tokens = all.data() + same;
+    rest.count = static_cast<uint32_t>(all.size() - same);
+    float* logits = nullptr;
+    check(transformer::forward(r_.session, rest, &logits), m_.name);
+    cached_ = all;
+    return logits;
+}
+
+// The context is full: turns are forgotten, the oldest first, until a quarter of it is free or only the system prompt and the
+// last message are left. False: that is still too long.
+bool Chat::make_room(std::vector<int32_t>* prompt, const std::vector<int32_t>& answered)
+{
+    size_t dropped = 0, last = messages_.size() - 1;           // the message that is being answered
+    while (prompt->size() + answered.size() + (dropped ? capacity() / 4 : 0) > capacity()) {
+        const size_t from = messages_[0].role == "system" ? 1 : 0;
+        size_t to = from + 1;
+        while (to < last && messages_[to].role != "user") to++;
+        if (from >= last) break;
+        messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(from), messages_.begin() + static_cast<std::ptrdiff_t>(to));
+        last = messages_.size() - 1;
+        dropped++;
+        *prompt = ids();
+    }
+    if (dropped)
+        say("the context of " + counted(capacity(), "position") + " is full: the oldest " + (dropped == 1 ? "turn is" : std::to_string(dropped) + " turns are") +
+            " forgotten, and what is left is read again");
+    return prompt->size() + answered.size() <= capacity();
+}
+
+bool Chat::answer(const std::string& message)
+{
+    messages_.push_back({"user", message});
+    std::vector<int32_t> prompt = ids();
+    if (!make_room(&prompt, {})) {
+        messages_.pop_back();
+        say("with this message the conversation has " + counted(prompt.size(), "token") + " and the context " + counted(capacity(), "position") +
+            ": shorten it or raise --ctx-size");
+        return false;
+    }
+    require_ids(prompt, m_.config());
+    const uint64_t most = a_.predict.value_or(256);
+    Printer printer;
+    printer.quiet = a_.json;
+    transformer::Decoder decoder;
+    std::vector<int32_t> answered, all = prompt;
+    const double start = now();
+    double prompt_end = 0;
+    size_t kept = 0;
+    const char* stop = "length";
+    try {
+        float* logits = feed(all);
+        kept = kept_now_;
+        prompt_end = now();
+        sampler_.n_recent = 0;
+        remember(&sampler_, prompt);
+        while (answered.size() < most) {
+            int32_t token = 0;
+            check(transformer::sample(sampler_, logits, m_.config().n_outputs, &token), m_.name);
+            if (transformer::is_stop(vocabulary(), token) || token == turn_end_) {
+                stop = "end";
+                break;
+            }
+            answered.push_back(token);
+            all.push_back(token);
+            transformer::detokenize(vocabulary(), decoder, token, print_piece, &printer);
+            if (answered.size() == most) break;
+            if (all.size() > capacity()) {
+                if (!make_room(&prompt, answered)) {
+                    stop = "context";
+                    break;
+                }
+                all = prompt;
+                all.insert(all.end(), answered.begin(), answered.end());
+            }
+            logits = feed(all);
+        }
+    } catch (const Interrupted&) {
+        stop = "interrupted";
+    }
+    transformer::detokenize_flush(decoder, print_piece, &printer);
+    const double end = now();
+    if (prompt_end <= 0) prompt_end = end;
+    if (answered.empty() && *stop == 'i') messages_.pop_back(); // as if it had not been said
+    else messages_.push_back({"assistant", printer.text});
+
+    const size_t read = prompt.size() - kept;
+    if (a_.json)
+        printer.out.write(JsonObject().add("content", printer.text).add("prompt_tokens", uint64_t{prompt.size()}).add("cached_tokens", uint64_t{kept})
+                              .raw("tokens", "[" + joined(answered, ", ") + "]").add("stop", stop).add("prompt_seconds", prompt_end - start)
+                              .add("seconds", end - prompt_end).text());
+    printer.out.write("\n");
+    printer.out.flush();
+    if (*stop == 'c') say("the context of " + counted(capacity(), "position") + " is full, and the answer ends there; --ctx-size raises it");
+    if (*stop == 'l') say("the answer was cut after " + counted(most, "token") + "; -n raises that");
+    if (a_.stats)
+        std::fputs(format("read %zu tokens in %.3f s, kept %zu in the cache; generated %zu in %.3f s; ended by %s\n", read, prompt_end - start, kept,
+                          answered.size(), end - prompt_end, stop).c_str(), stderr);
+    turns_++;
+    read_ += read, kept_ += kept, made_ += answered.size();
+    read_seconds_ += prompt_end - start, made_seconds_ += end - prompt_end;
+    return true;
+}
+
+int run_chat(const Arguments& a)
+{
+    if (a.source || a.features || a.ignore_eos) throw Misuse("--source, --features and --ignore-eos are no options of a chat");
+    Text first = given_text(a);
+    Chat chat(a);
+    const bool person = terminal(stdin);
+    int status = 0;
+    if (person) std::fputs("/help tells what else than a message can be written\n", stderr);
+    while (true) {
+        std::string line;
+        if (first) {
+            line = *std::exchange(first, std::nullopt);
+        } else {
+            if (person) std::fputs("> ", stderr);
+            if (!read_line(&line)) break;
+        }
+        if (line == "/quit") break;
+        if (line == "/reset") chat.reset();
+        if (line == "/help") std::fputs("/reset forgets the conversation, /quit or Ctrl-D ends; Ctrl-C stops an answer\n", stderr);
+        if (line == "/reset" || line == "/help" || line.find_first_not_of(" \t") == std::string::npos) continue;
+        if (!chat.answer(line) && !person) status = 1;
+        if (!interrupted) continue;
+        if (!person) {
+            status = 130;
+            break;
+        }
+        hear_interrupts();
+    }
+    if (person) std::fputs("\n", stderr);
+    chat.report();
+    return status;
+}
+
 // ---- Verbs: text -----------------------------------------------------------------------------------------------------
 
 void report(const Arguments& a, const Prepared& p, const Generation& g, uint64_t seed)
@@ -616,7 +966,7 @@ void report(const Arguments& a, const Prepared& p, const Generation& g, uint64_t
 
 int run_generate(const Arguments& a)
 {
-    if (a.mode == "chat") throw Failure("this version does not have chat");
+    if (a.mode == "chat") return run_chat(a);
     Prepared p;
     Need need;
     need.cache = DType::f16;
@@ -626,19 +976,15 @@ int run_generate(const Arguments& a)
     const transformer::Vocabulary& v = p.m.model.vocabulary;
     if (v.kind == VocabularyKind::none) throw Failure(p.m.name + ": has no tokenizer; give one with -z FILE");
     const uint64_t most = clipped(a, p);
-    const uint64_t clock = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
-    const uint64_t seed = a.seed.value_or(clock % 1000000007);
-    transformer::Sampler sampler;
-    sampler.temperature = a.temperature, sampler.top_p = a.top_p, sampler.top_k = a.top_k, sampler.min_p = a.min_p;
-    sampler.repeat_penalty = a.repeat_penalty, sampler.seed = seed;
-
+    const uint64_t seed = seed_of(a);
+    const transformer::Sampler sampler = sampler_of(a, seed);
     Printer printer;
     transformer::Decoder decoder;
     const auto show = [&](int32_t id) { transformer::detokenize(v, decoder, id, print_piece, &printer); };
-    printer.collect = true;                                    // the prompt in one piece
+    printer.quiet = true;                                      // the prompt in one piece
     for (const int32_t id : p.prompt.ids) show(id);
-    printer.collect = a.json;
-    if (!a.json) print_piece(&printer, printer.text.data(), static_cast<uint32_t>(printer.text.size()));
+    printer.quiet = a.json;
+    if (!a.json) printer.out.write(printer.text);
     const Generation g = generate(a, &p, most, sampler, show);
     transformer::detokenize_flush(decoder, print_piece, &printer);
     if (a.json) {
@@ -682,7 +1028,7 @@ int run_detokenize(const Arguments& a)
     for (size_t i = 1; i < a.words.size(); i++)
         if (!number_list(a.words[i], 0, any_u32, &ids)) throw Misuse(in_quotes(a.words[i]) + " is no token id");
     Printer printer;
-    printer.collect = true;
+    printer.quiet = true;
     transformer::Decoder decoder;
     // SentencePiece's own decoding leaves control tokens out, that of the other kinds writes them.
     decoder.special = v.kind == VocabularyKind::byte_bpe || v.kind == VocabularyKind::wordpiece;
@@ -694,12 +1040,6 @@ int run_detokenize(const Arguments& a)
     return print(printer.text);
 }
 
-std::string token_string(const Loaded& m, int32_t id)
-{
-    uint32_t n = 0;
-    const char* text = transformer::token_text(m.model.vocabulary, id, &n);
-    return std::string(text, n);
-}
 // log of the sum of exp(logits)
 double log_sum(const float* logits, uint32_t n)
 {
@@ -707,6 +1047,38 @@ double log_sum(const float* logits, uint32_t n)
     double sum = 0;
     for (uint32_t i = 0; i < n; i++) sum += std::exp(static_cast<double>(logits[i]) - most);
     return most + std::log(sum);
+}
+
+// The `most` likeliest of n logits with their probabilities, the lowest id first among equals.
+std::vector<std::pair<int32_t, double>> likeliest(const float* logits, uint32_t n, uint32_t most)
+{
+    std::vector<int32_t> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    most = std::min(most, n);
+    std::partial_sort(order.begin(), order.begin() + most, order.end(), [&](int32_t x, int32_t y) {
+        return logits[x] > logits[y] || (!(logits[x] < logits[y]) && x < y);
+    });
+    const double total = log_sum(logits, n);
+    std::vector<std::pair<int32_t, double>> out;
+    for (uint32_t i = 0; i < most; i++) out.emplace_back(order[i], std::exp(static_cast<double>(logits[order[i]]) - total));
+    return out;
+}
+std::string bar_line(double probability, const std::string& what)
+{
+    const std::string bar(static_cast<size_t>(40 * probability + 0.5), '#');
+    return format("%6.2f %%  %-40s  ", 100 * probability, bar.c_str()) + what + "\n";
+}
+std::string tokens_text(const Loaded& m, const std::vector<std::pair<int32_t, double>>& tokens, bool json)
+{
+    std::string text;
+    for (const auto& [id, probability] : tokens) {
+        const std::string token = token_string(m, id);
+        if (json)
+            text += (text.empty() ? "" : ", ") + JsonObject().raw("id", std::to_string(id)).add("token", token).add("probability", probability).text();
+        else
+            text += bar_line(probability, json_text(token) + format(" (%d)", id));
+    }
+    return json ? "[" + text + "]" : text;
 }
 
 int run_next(const Arguments& a)
@@ -717,23 +1089,208 @@ int run_next(const Arguments& a)
     prepare(a, need, &p);
     feed_source(&p, a.memory.has_value());
     const float* const logits = advance(&p, {});
-    const uint32_t n = p.m.config().n_outputs, shown = std::min(n, 10u);
-    const double total = log_sum(logits, n);
-    std::vector<int32_t> order(n);
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + shown, order.end(), [&](int32_t x, int32_t y) {
-        return logits[x] > logits[y] || (!(logits[x] < logits[y]) && x < y);
-    });
-    std::string text;
-    for (uint32_t i = 0; i < shown; i++) {
-        const double probability = std::exp(static_cast<double>(logits[order[i]]) - total);
-        const std::string token = token_string(p.m, order[i]), bar(static_cast<size_t>(40 * probability + 0.5), '#');
-        if (a.json)
-            text += (i ? ", " : "") + JsonObject().raw("id", std::to_string(order[i])).add("token", token).add("probability", probability).text();
-        else
-            text += format("%6.2f %%  %-40s  %s (%d)\n", 100 * probability, bar.c_str(), json_text(token).c_str(), order[i]);
+    return print(tokens_text(p.m, likeliest(logits, p.m.config().n_outputs, 10), a.json) + (a.json ? "\n" : ""));
+}
+
+// ---- Verbs: encoders -------------------------------------------------------------------------------------------------
+
+// Which rows make the vector of a text, and whether it is scaled to length 1.
+struct Embedding {
+    transformer::Pooling pooling = transformer::Pooling::mean;
+    bool normalised = true;
+    std::string about;                                         // who says so
+};
+Embedding embedding_of(const Arguments& a, const Config& c, bool causal)
+{
+    using transformer::Pooling;
+    Embedding e;
+    static const std::pair<const char*, Pooling> names[] = {{"mean", Pooling::mean}, {"cls", Pooling::first}, {"last", Pooling::last}};
+    const bool said = c.pooling != Pooling::none && !c.n_outputs; // of a model with a head it is what the head reads
+    if (said) e.pooling = c.pooling, e.normalised = (c.flags & transformer::flag_normalise) != 0;
+    for (const auto& [name, pooling] : names) {
+        if (a.pooling == name) e.pooling = pooling;
+        if (e.pooling == pooling) e.about = name;
     }
-    return print(a.json ? "[" + text + "]\n" : text);
+    e.about += std::string(" of the hidden rows, ") + (e.normalised ? "normalised" : "not normalised") + ": ";
+    e.about += !a.pooling.empty() ? "--pooling says so" : said ? "the model says so" : std::string("usual for ") + (causal ? "a decoder" : "an encoder") +
+               " that does not say; --pooling takes another";
+    return e;
+}
+
+// A model that turns texts into vectors; its session grows with the texts.
+class Embedder {
+public:
+    explicit Embedder(const Arguments& a) : a_(a)
+    {
+        load(a, &m_);
+        if (m_.model.vocabulary.kind == VocabularyKind::none) throw Failure(m_.name + ": has no tokenizer; give one with -z FILE");
+        if (m_.cross() && !m_.encoder().n_layers) throw Failure(m_.name + ": is a decoder without its encoder and has no vectors for texts");
+        if (config().n_features) throw Failure(m_.name + ": takes log-mel frames, not text; `run hidden --features FILE --encoder` gives its rows");
+        how_ = embedding_of(a, config(), decoder());
+    }
+    const std::string& about() const { return how_.about; }
+    std::vector<float> embed(const std::string& text)
+    {
+        Prompt p;
+        p.use(tokenized(a_, m_, text, true));
+        if (!p.count) throw Failure("the text " + json_text(text) + " has no tokens");
+        require_ids(p.ids, config());
+        require_room(a_, config(), p.count);
+        make_room(p.count);
+        std::vector<double> sum(config().dim, 0.0);
+        uint64_t rows = 0;
+        r_->see = [&](const Event& e) {
+            if (e.kind != Event::hidden || e.encoder != m_.cross()) return;
+            sum.resize(e.rows.dim);
+            for (uint32_t t = 0; t < e.rows.count; t++) {
+                const bool first = rows++ == 0, mean = how_.pooling == transformer::Pooling::mean;
+                if (how_.pooling == transformer::Pooling::first && !first) continue;
+                const float* const row = e.rows.data + uint64_t{t} * e.rows.dim;
+                for (uint32_t i = 0; i < e.rows.dim; i++) sum[i] = (mean && !first ? sum[i] : 0.0) + static_cast<double>(row[i]);
+            }
+        };
+        if (decoder()) check(transformer::rewind(r_->session, 0), m_.name);
+        check(decoder() ? transformer::forward(r_->session, p.input(), nullptr) : transformer::encode(r_->session, p.input(), nullptr), m_.name);
+        double length = how_.pooling == transformer::Pooling::mean ? static_cast<double>(rows) : 1.0;
+        if (how_.normalised) {
+            length = 0;
+            for (const double x : sum) length += x * x;
+            length = std::sqrt(length);
+        }
+        std::vector<float> out;
+        for (const double x : sum) out.push_back(static_cast<float>(length > 0 ? x / length : x));
+        return out;
+    }
+
+private:
+    bool decoder() const { return m_.causal() && !m_.cross(); }
+    const Config& config() const { return m_.cross() ? m_.encoder() : m_.config(); }
+    void make_room(uint32_t count)
+    {
+        if (r_ && count <= room_) return;
+        room_ = std::min(std::max({count, 2 * room_, 64u}), std::max(count, context(a_, config())));
+        Need need;
+        need.positions = need.source = room_;
+        r_ = std::make_unique<Runner>();
+        make_session(a_, m_, need, r_.get());
+    }
+
+    const Arguments& a_;
+    Loaded m_;
+    Embedding how_;
+    uint32_t room_ = 0;
+    std::unique_ptr<Runner> r_;
+};
+
+std::string number_text(float x)                               // the shortest that reads back as the same
+{
+    if (!std::isfinite(x)) throw Failure("the vector has no finite numbers: the model's weights are broken");
+    std::string text;
+    for (int digits = 6; digits <= 9; digits++) {
+        text = format("%.*g", digits, static_cast<double>(x));
+        const float back = std::strtof(text.c_str(), nullptr);
+        if (back <= x && back >= x) break;
+    }
+    return text;
+}
+
+int run_embed(const Arguments& a)
+{
+    Embedder embedder(a);
+    if (a.stats) say(embedder.about());
+    Output out;
+    const auto write = [&](const std::string& text) {
+        std::string line;
+        for (const float x : embedder.embed(text)) line += (line.empty() ? "[" : ", ") + number_text(x);
+        out.write(line + "]\n");
+        out.flush();
+    };
+    for (size_t i = 1; i < a.words.size(); i++) write(a.words[i]);
+    for (std::string line; a.words.size() == 1 && read_line(&line);) write(line);
+    out.finish();
+    return 0;
+}
+
+// Every logit of an encoder's head for a text.
+struct Scored {
+    Loaded m;
+    Prompt prompt;
+    Runner r;
+    const float* logits = nullptr;
+};
+void score(const Arguments& a, Scored* s, const std::string& text, const Text& second)
+{
+    const Config& c = s->m.config();
+    std::vector<int32_t> types;
+    s->prompt.use(tokenized(s->m, text, {}, second, &types));
+    if (!s->prompt.count) throw Failure("the text has no tokens");
+    require_ids(s->prompt.ids, c);
+    require_room(a, c, s->prompt.count);
+    if (c.n_types > 1) s->prompt.types = types;
+    Need need;
+    need.positions = s->prompt.count;
+    make_session(a, s->m, need, &s->r);
+    float* logits = nullptr;
+    check(transformer::forward(s->r.session, s->prompt.input(), &logits), s->m.name);
+    s->logits = logits;
+}
+
+int run_fill(const Arguments& a)
+{
+    Scored s;
+    load(a, &s.m);
+    const Config& c = s.m.config();
+    if (s.m.causal())
+        throw Failure(s.m.name + ": is a decoder, which does not look behind a mask; `run next` says how a text goes on");
+    if (c.n_outputs != c.vocab_size || c.pooling != transformer::Pooling::none || !c.n_outputs)
+        throw Failure(s.m.name + ": has no masked-LM head, so it cannot fill a mask; a file of the class ...ForMaskedLM has one");
+    const int32_t mask = s.m.model.vocabulary.mask;
+    if (mask < 0) throw Failure(s.m.name + (s.m.model.vocabulary.n_tokens ? ": its tokenizer has no mask token" : ": has no tokenizer; give one with -z FILE"));
+    std::string text = a.words[1];
+    const std::string usual = "[MASK]", own = token_string(s.m, mask);
+    for (size_t at = 0; own != usual && (at = text.find(usual, at)) != std::string::npos; at += own.size()) text.replace(at, usual.size(), own);
+    score(a, &s, text, std::nullopt);
+    std::string out;
+    for (uint32_t i = 0; i < s.prompt.count; i++) {
+        if (s.prompt.ids[i] != mask) continue;
+        if (!out.empty()) out += a.json ? ", " : "\n";
+        out += tokens_text(s.m, likeliest(s.logits + uint64_t{i} * c.n_outputs, c.n_outputs, 5), a.json);
+    }
+    if (out.empty()) throw Failure("there is no " + usual + " in the text");
+    return print(a.json ? "[" + out + "]\n" : out);
+}
+
+int run_classify(const Arguments& a)
+{
+    Scored s;
+    load(a, &s.m);
+    const Config& c = s.m.config();
+    const transformer::Vocabulary& v = s.m.model.vocabulary;
+    if (s.m.cross() || !c.n_outputs || (!v.labels_size && (c.pooling == transformer::Pooling::none || c.n_outputs == c.vocab_size)))
+        throw Failure(s.m.name + ": has no head for classes; a file of the class ...ForSequenceClassification has one");
+    if (c.pooling == transformer::Pooling::none)
+        throw Failure(s.m.name + ": gives labels to tokens, not to a text; `run logits --all` has the numbers");
+    std::vector<std::string> labels;
+    for (size_t at = 0; at < v.labels_size;) {
+        const std::string_view rest(v.labels + at, v.labels_size - at);
+        labels.emplace_back(rest.substr(0, rest.find('\n')));
+        at += labels.back().size() + 1;
+    }
+    for (size_t i = labels.size(); i < c.n_outputs; i++) labels.push_back("LABEL_" + std::to_string(i));
+    score(a, &s, a.words[1], a.pair);
+    std::string out;
+    const uint32_t shown = a.json ? c.n_outputs : 10;
+    for (const auto& [id, probability] : likeliest(s.logits, c.n_outputs, shown)) {
+        const std::string& label = labels[static_cast<size_t>(id)];
+        const double logit = static_cast<double>(s.logits[id]);
+        JsonObject json;
+        json.add("label", label);
+        if (c.n_outputs > 1) json.add("probability", probability);
+        if (a.json) out += (out.empty() ? "" : ", ") + json.add("logit", logit).text();
+        else if (c.n_outputs > 1) out += bar_line(probability, label);
+        else out += format("%.6f  ", logit) + label + "\n";    // one output is a score, not a choice
+    }
+    return print(a.json ? "[" + out + "]\n" : out);
 }
 
 // ---- Verbs: numbers --------------------------------------------------------------------------------------------------
@@ -1010,14 +1567,6 @@ int run_bench(const Arguments& a)
                  format("median of %u; %s of weights a token; %s, %s, cache %s\n", a.repeat, bytes_text(bytes).c_str(), counted(r.threads, "thread").c_str(), isa, cache));
 }
 
-bool terminal(FILE* stream)
-{
-#if defined(_WIN32)
-    return _isatty(_fileno(stream)) != 0;
-#else
-    return isatty(fileno(stream)) != 0;
-#endif
-}
 int run_import(const Arguments& a)
 {
     const std::string& target = a.words[1];
@@ -1045,14 +1594,14 @@ int run_import(const Arguments& a)
 
 const Verb verbs[] = {
     {"", v_run, "MODEL [-i TEXT] [-n 256] [-t 1.0] [-p 0.9] [-s SEED] [options]", "generate text", 1, 1, run_generate},
-    {"chat", v_chat, "MODEL [-y TEXT] [options]", "chat with the model's own template", 1, 1, nullptr},
-    {"embed", v_embed, "MODEL [TEXT...]", "one vector a text", 1, SIZE_MAX, nullptr},
+    {"chat", v_chat, "MODEL [-y TEXT] [options]", "chat with the model's own template", 1, 1, run_chat},
+    {"embed", v_embed, "MODEL [TEXT...]", "one vector a text, or a line of stdin", 1, SIZE_MAX, run_embed},
     {"logits", v_logits, "MODEL --ids 1,2,3 [--all] [--out FILE]", "raw float32 logits of the last position, or of all", 1, 1, run_logits},
     {"hidden", v_hidden, "MODEL --ids 1,2,3 [--layer N] [--encoder] [--out FILE]", "raw float32 hidden states, (T, dim)", 1, 1, run_hidden},
     {"attention", v_attention, "MODEL --ids 1,2,3 --layer N [--svg FILE]", "raw float32 attention weights, (heads, T, S)", 1, 1, run_attention},
     {"next", v_next, "MODEL TEXT", "the ten likeliest next tokens", 1, 2, run_next},
-    {"fill", v_fill, "MODEL TEXT", "what stands behind [MASK]", 2, 2, nullptr},
-    {"classify", v_classify, "MODEL TEXT [--pair TEXT]", "class labels with probabilities", 2, 2, nullptr},
+    {"fill", v_fill, "MODEL TEXT", "what may stand for each [MASK]", 2, 2, run_fill},
+    {"classify", v_classify, "MODEL TEXT [--pair TEXT]", "class labels with probabilities", 2, 2, run_classify},
     {"greedy", v_greedy, "MODEL --ids 1,2,3 [-n 256] [--ignore-eos]", "the ids that greedy decoding appends", 1, 1, run_greedy},
     {"tokenize", v_tokenize, "MODEL [TEXT]", "the ids of a text, or of stdin", 1, 2, run_tokenize},
     {"detokenize", v_detokenize, "MODEL ID...", "the text of ids, every byte of it and no more", 1, SIZE_MAX, run_detokenize},
@@ -1087,10 +1636,7 @@ int run(const Verb& verb, const std::vector<std::string>& words)
 
 void prepare_process()
 {
-    std::signal(SIGINT, [](int) {
-        interrupted = 1;
-        std::signal(SIGINT, SIG_DFL);                          // the second one ends the program at once
-    });
+    hear_interrupts();
 #if defined(_WIN32)
     _setmode(_fileno(stdin), 0x8000);                          // _O_BINARY
     _setmode(_fileno(stdout), 0x8000);

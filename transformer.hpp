@@ -43,7 +43,7 @@
 //     >> 19 Kernels                    560   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 440   the flat file: layout, checks, open, start
-//     >> 21 Tokenizer                  800   text to ids and back
+//     >> 21 Tokenizer                  1115   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
 //     >> 24 Threads                    125   a small pool, on request
@@ -159,7 +159,8 @@ enum : uint32_t {                                              // Config::flags
     flag_renormalise = 32,          // weights of the chosen experts sum to 1
     flag_scale_expert_input = 64,   // Llama 4: the router's weight multiplies the expert's input, not its output
     flag_group_top2 = 128,          // DeepSeek-V3: a group's score is the sum of its two best experts, else its best
-    flag_cross = 256                // the layers have cross attention: this is an encoder-decoder's decoder
+    flag_cross = 256,               // the layers have cross attention: this is an encoder-decoder's decoder
+    flag_normalise = 512            // without a head: the pooled rows of a text are scaled to length 1 (embed of the command line)
 };
 enum : uint8_t {                                               // the byte of each layer in Stack::layer_flags
     layer_local = 1,                // window and chunk hold in this layer
@@ -361,14 +362,11 @@ struct Vocabulary {                 // pointers into the checkpoint
     int32_t bos = -1, eos = -1, unknown = -1, pad = -1, separator = -1, classify = -1, mask = -1;
     uint32_t growth = 1, growth_chars = 1, longest_word = 100, n_steps = 0;
     float unknown_score = 0, symbol_score = 0;
-    const unsigned char* stop = nullptr;
-    const unsigned char* offsets = nullptr;
     const unsigned char* text = nullptr;
-    const unsigned char* scores = nullptr;
     const unsigned char* types = nullptr;
-    Span trie, merges, bytes, normal, split, classes, added, added_trie, layout;
+    Span stop, offsets, scores, trie, merges, bytes, normal, split, classes, layout;
+    Span added, added_trie;         // the entries (id, flags), the trie behind them
     uint32_t added_first[8] = {};   // bits of the bytes that added tokens begin with
-    uint32_t n_stop = 0;
     const char* chat_template = nullptr;                       // not terminated
     const char* labels = nullptr;
     uint32_t chat_template_size = 0, labels_size = 0;
@@ -2958,7 +2956,7 @@ static const Range ranges[] = {
     TRANSFORMER_RANGE(n_features, 0, 65536) TRANSFORMER_RANGE(n_frames, 0, 1u << 24)
     TRANSFORMER_RANGE(norm, 0, 1) TRANSFORMER_RANGE(activation, 0, 8)
     TRANSFORMER_RANGE(head_activation, 0, 8) TRANSFORMER_RANGE(router, 0, 1)
-    TRANSFORMER_RANGE(pooling, 0, 3) TRANSFORMER_RANGE(flags, 0, 511)
+    TRANSFORMER_RANGE(pooling, 0, 3) TRANSFORMER_RANGE(flags, 0, 1023)
     TRANSFORMER_RANGE(decoder_start, 0, 1u << 24)
 #undef TRANSFORMER_RANGE
 };
@@ -3284,36 +3282,51 @@ TRANSFORMER_API Status rewind(Session& s, uint32_t position)
 }
 
 // >> 21 Tokenizer -----------------------------------------------------------------------------------------------------
-// Text becomes ids in five steps, each of them data of the checkpoint: added tokens are cut out; what lies between them is
-// normalised (a list of steps), cut into words (finite automata over classes of characters), and each word is looked up by
-// the model: BPE [22], unigram [21] or WordPiece [25]; last, the special tokens of the layout are put around. Blanks that
-// SentencePiece writes as U+2581 are plain blanks in tokens and in normalised text. All loops are bounded by the text's length
-// times a constant, whatever the vocabulary says; every index out of the vocabulary is checked here or where it is used.
+// Text becomes ids in five steps, each of them data of the checkpoint: added tokens are cut out;
+// what lies between them is normalised (a list of steps), cut into words (finite automata over
+// classes of characters), and each word is looked up by the model: BPE [22], unigram [21] or
+// WordPiece [25]; last, the special tokens of the layout are put around. Blanks that SentencePiece
+// writes as U+2581 are plain blanks in tokens and in normalised text. All loops are bounded by the
+// text's length times a constant, whatever the vocabulary says; every index out of the vocabulary
+// is checked here or where it is used.
 
 constexpr uint32_t no_word = 0xffffffffu, longest_key = 1024, max_stages = 8, max_prefix = 16;
-enum class Step : uint32_t { map = 1, compose, spaces, escape, collapse, strip, prefix, late = 0x80000000u };
+enum class Step : uint32_t {
+    map = 1, compose, spaces, escape, collapse, strip, prefix, late = 0x80000000u
+};
 enum : uint32_t {
-    map_keeps_symbols = 1, map_replaces_invalid = 2, map_drops_invalid = 4,            // flags of Step::map
-    spaces_prefix = 1, spaces_collapse = 2, spaces_suffix = 4,                          // of Step::spaces
-    strip_left = 1, strip_right = 2,
-    prefix_unless_there = 1, prefix_at_start = 2, prefix_escapes = 4, prefix_words = 8,                  // of Step::prefix
-    added_strips_left = 1, added_strips_right = 2, added_normal = 4, added_symbol = 8, added_special = 16,
-    trie_whole = 1u << 24, layout_a = 0xffffffu, layout_b = 0xfffffeu
+    map_keeps_symbols = 1, map_replaces_invalid = 2, map_drops_invalid = 4,    // of Step::map
+    spaces_prefix = 1, spaces_collapse = 2, spaces_suffix = 4,                 // of Step::spaces
+    strip_left = 1, strip_right = 2,                                           // of Step::strip
+    prefix_unless_there = 1, prefix_at_start = 2, prefix_escapes = 4, prefix_words = 8,
+    added_strips_left = 1, added_strips_right = 2, added_normal = 4, added_symbol = 8,
+    added_special = 16, trie_whole = 1u << 24, layout_a = 0xffffffu, layout_b = 0xfffffeu
 };
 static const char space_symbol[4] = "\xe2\x96\x81", replacement[4] = "\xef\xbf\xbd";
 
 static uint32_t word(const Span& s, uint64_t i) { return load_u32(s.data + 4 * i); }
-static Span part(const Span& s, uint32_t first, uint32_t n) { return {s.data + 4 * uint64_t{first}, n}; }
-static const char* chars(const unsigned char* p) { return static_cast<const char*>(static_cast<const void*>(p)); }
+static Span part(const Span& s, uint32_t first, uint32_t n)
+{
+    return {s.data + 4 * uint64_t{first}, n};
+}
+static const char* chars(const unsigned char* p)
+{
+    return static_cast<const char*>(static_cast<const void*>(p));
+}
 
 // ---- Tries ----
-// A double array [26] of 32-bit units. A node: bits 0-8 the byte that leads to it + 1, 9 a key ends here, 11-30 the distance (as
-// exclusive or; bit 10: in units of 512) to its base; a child stands at base ^ (byte + 1), the key's value, with bit 31, at base.
-static uint32_t trie_base(uint32_t node, uint32_t unit) { return node ^ (unit >> 11 & 0xfffffu) << (unit & 1024 ? 9 : 0); }
+// A double array [26] of 32-bit units. A node: bits 0-8 the byte that leads to it + 1, 9 a key ends
+// here, 11-30 the distance (as exclusive or; bit 10: in units of 512) to its base; a child stands
+// at base ^ (byte + 1), the key's value, with bit 31, at base.
+static uint32_t trie_base(uint32_t node, uint32_t unit)
+{
+    return node ^ (unit >> 11 & 0xfffffu) << (unit & 1024 ? 9 : 0);
+}
 static bool trie_child(const Span& t, uint32_t* node, char c)
 {
     if (*node >= t.n) return false;
-    const uint32_t label = static_cast<unsigned char>(c) + 1u, next = trie_base(*node, word(t, *node)) ^ label;
+    const uint32_t label = static_cast<unsigned char>(c) + 1u,
+                   next = trie_base(*node, word(t, *node)) ^ label;
     if (next >= t.n || (word(t, next) & 0x800001ffu) != label) return false;
     *node = next;
     return true;
@@ -3341,13 +3354,14 @@ static Match trie_longest(const Span& t, const char* p, uint64_t n, uint32_t nod
 
 // ---- Opening ----
 
-// Checks one list of {tag, n words} records with `check(tag, payload)` saying whether it is right.
-template <class Check> static bool records(const Span& s, Check check)
+// Lists of {tag, n, n words}; stops at a record that is cut short or that `each(tag, words)` says
+// no to.
+template <class Each> static bool records(const Span& s, Each each)
 {
     for (uint32_t at = 0; at < s.n;) {
         if (s.n - at < 2 || word(s, at + 1) > s.n - at - 2) return false;
         const Span payload = part(s, at + 2, word(s, at + 1));
-        if (!check(word(s, at), payload)) return false;
+        if (!each(word(s, at), payload)) return false;
         at += 2 + payload.n;
     }
     return true;
@@ -3356,67 +3370,86 @@ static bool step_is_right(uint32_t kind, const Span& s)
 {
     switch (static_cast<Step>(kind & ~static_cast<uint32_t>(Step::late))) {
     case Step::map: return s.n >= 2 && word(s, 1) <= s.n - 2;
-    case Step::compose: return s.n >= 3 && word(s, 1) <= s.n - 3 && word(s, 2) <= s.n - 3 - word(s, 1);
+    case Step::compose: return s.n >= 3 && uint64_t{word(s, 1)} + word(s, 2) <= s.n - 3;
     case Step::spaces: case Step::strip: return s.n == 1;
     case Step::escape: return s.n == 0;
-    case Step::collapse: case Step::prefix: return s.n >= 2 && word(s, 1) <= max_prefix && word(s, 1) <= 4 * (s.n - 2);
+    case Step::collapse: case Step::prefix:
+        return s.n >= 2 && word(s, 1) <= max_prefix && word(s, 1) <= 4 * (s.n - 2);
     default: return false;
     }
 }
-// A stage of splitting: flags (1: matches are dropped, 2: what lies between them is), states, classes; then 16 bits for each state
-// and class: the next state (0: none), + 2^15 where a match ends before the character that is read. State 1 is the first.
+// A stage of splitting: states, classes, then 16 bits for each state and class: the next state (0:
+// none), + 2^15 where a match ends before the character that is read. State 1 is the first. Its
+// tag: 1 matches are dropped, 2 what is between.
 struct Stage { const unsigned char* table; uint32_t n_classes, flags; };
-static bool stage_is_right(const Vocabulary& v, uint32_t n_states, const Span& s)
+static bool stage_is_right(const Vocabulary& v, uint32_t flags, const Span& s)
 {
-    const uint32_t n_classes = s.n >= 2 ? word(s, 1) : 0;
-    if (n_states < 2 || n_states > 0x7fff || n_classes < 2 || n_classes > 256 || v.classes.n < 33) return false;
+    const uint32_t n_states = s.n ? word(s, 0) : 0, n_classes = s.n > 1 ? word(s, 1) : 0;
     const uint64_t cells = uint64_t{n_states} * n_classes;
-    if (s.n - 2 != (cells + 1) / 2) return false;
+    if (flags > 3 || n_states < 2 || n_states > 0x7fff || n_classes < 2 || n_classes > 256)
+        return false;
+    if (v.classes.n < 33 || s.n - 2 != (cells + 1) / 2) return false;
     for (uint64_t i = 0; i < cells; i++)
         if ((load_u16(s.data + 8 + 2 * i) & 0x7fff) >= n_states) return false;
-    for (uint32_t i = 0; i < 128 + v.classes.n - 32; i++)
-        if ((i < 128 ? v.classes.data[i] : word(v.classes, i - 96) & 255) >= n_classes - 1) return false;
+    for (uint32_t i = 0; i < 128; i++)
+        if (v.classes.data[i] >= n_classes - 1) return false;
+    for (uint32_t i = 32; i < v.classes.n; i++)
+        if ((word(v.classes, i) & 255) >= n_classes - 1) return false;
+    return true;
+}
+static bool below(const Span& s, uint32_t first, uint32_t step, uint32_t n,
+                  bool or_none) // every `step`th word
+{
+    for (uint64_t i = first; i < s.n; i += step)
+        if (word(s, i) >= n && !(or_none && word(s, i) == no_word)) return false;
     return true;
 }
 
-TRANSFORMER_OUTLINE static Status check_vocabulary(Vocabulary& v, const Span& offsets, uint64_t text_size, uint64_t types, uint64_t scores)
+// What is wrong with an opened vocabulary: the name of a chunk, or null.
+TRANSFORMER_OUTLINE static const char* damaged(Vocabulary& v, uint64_t text_size, uint64_t types)
 {
-    const auto wrong = [](const char* text, const char* field, uint64_t where = 0) { return Status{Code::bad_vocabulary, text, field, where}; };
-    const uint32_t n = v.n_tokens;
+    const uint32_t n = v.n_tokens, unused = static_cast<uint32_t>(TokenType::unused);
     if (v.kind == VocabularyKind::none)                        // labels alone, without a tokenizer
-        return v.offsets || v.text || v.stop ? wrong("a chunk is missing", "info") : Status{};
-    if (offsets.n != n + 1 || types != n || !v.trie.n || (v.scores && scores != 4 * uint64_t{n})) return wrong("a chunk has the wrong length", "tokens", n);
-    if (v.kind == VocabularyKind::unigram && !v.scores) return wrong("a chunk is missing", "scores");
+        return v.offsets.n || v.text || v.stop.n ? "info" : nullptr;
+    if (v.offsets.n != n + 1 || types != n || !v.trie.n) return "tokens";
     for (uint32_t i = 0; i <= n; i++) {
-        if (word(offsets, i) > text_size || word(offsets, i) < (i ? word(offsets, i - 1) : 0)) return wrong("a token's bytes lie outside the text", "offsets", i);
-        if (i < n && v.types[i] > static_cast<uint8_t>(TokenType::unused)) return wrong("unknown type of token", "types", i);
+        const uint32_t at = word(v.offsets, i);
+        if (at > text_size || at < (i ? word(v.offsets, i - 1) : 0)) return "offsets";
+        if (i < n && v.types[i] > unused) return "types";
     }
-    for (uint32_t i = 0; i < v.n_stop; i++)
-        if (load_u32(v.stop + 4 * uint64_t{i}) >= n) return wrong("an id is outside the vocabulary", "stop", i);
-    for (uint32_t i = 0; i + 3 < v.merges.n; i += 4)
-        if (word(v.merges, i) != no_word && (word(v.merges, i) >= n || word(v.merges, i + 1) >= n || word(v.merges, i + 3) >= n)) return wrong("an id is outside the vocabulary", "merges", i / 4);
-    if (v.bytes.n && v.bytes.n != 256) return wrong("a chunk has the wrong length", "bytes", v.bytes.n);
-    for (uint32_t i = 0; i < v.bytes.n; i++)
-        if (word(v.bytes, i) != no_word && word(v.bytes, i) >= n) return wrong("an id is outside the vocabulary", "bytes", i);
-    if (v.growth < 1 || v.growth > 64 || v.growth_chars < 1 || v.growth_chars > 64) return wrong("out of range", "growth", v.growth);
+    if (v.scores.n != n && (v.scores.n || v.kind == VocabularyKind::unigram)) return "scores";
+    if (!below(v.stop, 0, 1, n, false)) return "stop";
+    if (v.bytes.n && (v.bytes.n != 256 || !below(v.bytes, 0, 1, n, true))) return "bytes";
+    for (uint32_t i = 0; i < 4; i++)
+        if (i != 2 && !below(v.merges, i, 4, n, true)) return "merges";
     uint32_t count = 0;
-    if (!records(v.normal, [&](uint32_t kind, const Span& s) { return step_is_right(kind, s) && ++count <= 32; })) return wrong("a step of normalisation is not known or not complete", "normal", count);
+    const auto step = [&](uint32_t k, const Span& s) {
+        return step_is_right(k, s) && ++count <= 32;
+    };
+    if (!records(v.normal, step)) return "normal";
     v.n_steps = count;
     count = 0;
-    if (!records(v.split, [&](uint32_t flags, const Span& s) { return s.n && stage_is_right(v, word(s, 0), s) && flags < 4 && ++count <= max_stages; })) return wrong("an automaton is not complete", "split", count);
+    const auto stage = [&](uint32_t f, const Span& s) {
+        return stage_is_right(v, f, s) && ++count <= max_stages;
+    };
+    if (!records(v.split, stage)) return "split";
+    const uint64_t entries = v.added.n ? 2 * uint64_t{word(v.added, 0)} : 0;
+    if (entries >= most(v.added.n, 1u)) return "added";
     if (v.added.n) {
-        const uint64_t entries = 2 * uint64_t{word(v.added, 0)};
-        if (entries + 1 > v.added.n) return wrong("a chunk has the wrong length", "added", entries);
-        for (uint64_t i = 0; i < entries; i += 2)
-            if (word(v.added, 1 + i) >= n) return wrong("an id is outside the vocabulary", "added", i / 2);
-        v.added_trie = part(v.added, static_cast<uint32_t>(1 + entries), static_cast<uint32_t>(v.added.n - 1 - entries));
-        for (uint32_t c = 0, node = 0; c < 256; c++, node = 0)
-            if (trie_child(v.added_trie, &node, static_cast<char>(c))) v.added_first[c / 32] |= 1u << c % 32;
+        const uint32_t end = static_cast<uint32_t>(1 + entries);
+        v.added_trie = part(v.added, end, v.added.n - end);
+        v.added = part(v.added, 1, end - 1);
     }
-    if (v.layout.n && (word(v.layout, 0) > v.layout.n - 1)) return wrong("a chunk has the wrong length", "layout", v.layout.n);
+    if (!below(v.added, 0, 2, n, false)) return "added";
+    for (uint32_t c = 0, node = 0; c < 256; c++, node = 0)
+        if (trie_child(v.added_trie, &node, static_cast<char>(c)))
+            v.added_first[c / 32] |= 1u << c % 32;
+    if (v.layout.n && word(v.layout, 0) > v.layout.n - 1) return "layout";
     for (uint32_t i = 1; i < v.layout.n; i++)
-        if ((word(v.layout, i) & layout_a) < layout_b && (word(v.layout, i) & layout_a) >= n) return wrong("an id is outside the vocabulary", "layout", i);
-    return {};
+        if (const uint32_t id = word(v.layout, i) & layout_a; id < layout_b && id >= n)
+            return "layout";
+    return v.growth < 1 || v.growth > 64 || v.growth_chars < 1 || v.growth_chars > 64 ? "growth"
+                                                                                      : nullptr;
 }
 
 TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabulary* out)
@@ -3424,34 +3457,37 @@ TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabul
     const unsigned char* const p = static_cast<const unsigned char*>(bytes);
     Vocabulary& v = *out;
     v = Vocabulary{};
-    const auto wrong = [&](const char* text, const char* field, uint64_t where) {
-        v = Vocabulary{};
-        return Status{Code::bad_vocabulary, text, field, where};
-    };
-    Span offsets;
-    uint64_t text_size = 0, scores = 0, types = 0;
-    for (uint64_t at = 0; at < size;) {
-        if (size - at < 8) return wrong("a chunk is cut off", "chunk", at);
+    Span* const places[] = {
+        nullptr,  nullptr,   &v.stop,  &v.offsets, nullptr,  &v.scores, nullptr,
+        nullptr,  &v.merges, nullptr,  nullptr,    nullptr,  nullptr,   &v.trie,
+        &v.bytes, &v.normal, &v.split, &v.classes, &v.added, &v.layout}; // by tag
+    uint64_t text_size = 0, types = 0, at = 0;
+    const char* bad = nullptr;
+    while (at < size && !bad) {
+        const uint64_t n = size - at < 8 ? UINT64_MAX : load_u32(p + at + 4);
+        if (n > size - at - 8) {
+            bad = "chunk";                                     // it is cut short
+            break;
+        }
         const uint32_t tag = load_u32(p + at);
-        const uint64_t n = load_u32(p + at + 4);
         const unsigned char* const data = p + at + 8;
-        at += 8;
-        if (n > size - at) return wrong("a chunk reaches past the section", "chunk", at);
-        at = at + round_up(n, 4) < size ? at + round_up(n, 4) : size;
         const Span words = {data, static_cast<uint32_t>(n / 4)};
+        at = least(at + 8 + round_up(n, 4), size);
+        if (tag < sizeof places / sizeof *places && places[tag]) *places[tag] = words;
         switch (static_cast<Chunk>(tag)) {
         case Chunk::info: {
-            if (n < 60) return wrong("the chunk is too short", "info", n);
-            if (word(words, 0) < 1 || word(words, 0) > 4) return wrong("unknown kind of vocabulary", "kind", word(words, 0));
-            v.kind = static_cast<VocabularyKind>(word(words, 0));
+            const uint32_t kind = words.n < 15 ? 0 : word(words, 0),
+                           n_tokens = kind ? word(words, 2) : 0;
+            if (kind < 1 || kind > 4) bad = "kind";
+            else if (!n_tokens || n_tokens > 1u << 24) bad = "n_tokens";
+            else if (!below(part(words, 3, 7), 0, 1, n_tokens, true)) bad = "info";
+            if (bad) break;
+            v.kind = static_cast<VocabularyKind>(kind);
             v.flags = word(words, 1);
-            v.n_tokens = word(words, 2);
-            if (!v.n_tokens || v.n_tokens > 1u << 24) return wrong("out of range", "n_tokens", v.n_tokens);
-            int32_t* const ids[] = {&v.bos, &v.eos, &v.unknown, &v.pad, &v.separator, &v.classify, &v.mask};
-            for (uint32_t i = 0; i < 7; i++) {
-                if (word(words, 3 + i) != no_word && word(words, 3 + i) >= v.n_tokens) return wrong("a special id is outside the vocabulary", "info", word(words, 3 + i));
-                *ids[i] = word(words, 3 + i) == no_word ? -1 : static_cast<int32_t>(word(words, 3 + i));
-            }
+            v.n_tokens = n_tokens;
+            int32_t* const ids[] = {&v.bos,       &v.eos,      &v.unknown, &v.pad,
+                                    &v.separator, &v.classify, &v.mask};
+            for (uint32_t i = 0; i < 7; i++) *ids[i] = static_cast<int32_t>(word(words, 3 + i));
             v.growth = word(words, 10);
             v.growth_chars = word(words, 11);
             v.longest_word = word(words, 12);
@@ -3459,84 +3495,88 @@ TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabul
             v.symbol_score = of_bits(word(words, 14));
             break;
         }
-        case Chunk::stop: v.stop = data; v.n_stop = words.n; break;
-        case Chunk::offsets: v.offsets = data; offsets = words; break;
         case Chunk::text: v.text = data; text_size = n; break;
-        case Chunk::scores: v.scores = data; scores = n; break;
         case Chunk::types: v.types = data; types = n; break;
-        case Chunk::trie: v.trie = words; break;
-        case Chunk::merges: v.merges = {data, words.n / 4 * 4}; break;
-        case Chunk::bytes: v.bytes = words; break;
-        case Chunk::classes: v.classes = words; break;
-        case Chunk::normal: v.normal = words; break;
-        case Chunk::split: v.split = words; break;
-        case Chunk::added: v.added = words; break;
-        case Chunk::layout: v.layout = words; break;
-        case Chunk::chat_template: v.chat_template = chars(data); v.chat_template_size = static_cast<uint32_t>(n); break;
+        case Chunk::chat_template:
+            v.chat_template = chars(data);
+            v.chat_template_size = static_cast<uint32_t>(n);
+            break;
         case Chunk::labels: v.labels = chars(data); v.labels_size = static_cast<uint32_t>(n); break;
         default: break;
         }
     }
-    const Status status = check_vocabulary(v, offsets, text_size, types, scores);
-    if (!status) v = Vocabulary{};
-    return status;
+    v.merges.n -= v.merges.n % 4;
+    if (!bad) bad = damaged(v, text_size, types);
+    if (!bad) return {};
+    v = Vocabulary{};
+    return {Code::bad_vocabulary, "the vocabulary is damaged or has too little", bad, at};
 }
 
 TRANSFORMER_API const char* token_text(const Vocabulary& v, int32_t id, uint32_t* n)
 {
     *n = 0;
     if (id < 0 || static_cast<uint32_t>(id) >= v.n_tokens) return "";
-    const uint32_t begin = load_u32(v.offsets + 4 * static_cast<uint64_t>(id)), end = load_u32(v.offsets + 4 * static_cast<uint64_t>(id) + 4);
-    *n = end - begin;
+    const uint32_t begin = word(v.offsets, static_cast<uint32_t>(id));
+    *n = word(v.offsets, static_cast<uint32_t>(id) + 1u) - begin;
     return chars(v.text) + begin;
 }
 TRANSFORMER_API bool is_stop(const Vocabulary& v, int32_t id)
 {
-    for (uint32_t i = 0; i < v.n_stop; i++)
-        if (static_cast<int32_t>(load_u32(v.stop + 4 * uint64_t{i})) == id) return true;
+    for (uint32_t i = 0; i < v.stop.n; i++)
+        if (static_cast<int32_t>(word(v.stop, i)) == id) return true;
     return false;
 }
 TRANSFORMER_API int32_t token_id(const Vocabulary& v, const char* text, uint32_t n)
 {
-    const uint32_t added = trie_find(v.added_trie, text, n), value = trie_find(v.trie, text, n) & 0xffffffu;
-    if (added != no_word && added < word(v.added, 0)) return static_cast<int32_t>(word(v.added, 1 + 2 * uint64_t{added}));
-    return value < v.n_tokens ? static_cast<int32_t>(value) : -1;
+    const uint32_t added = trie_find(v.added_trie, text, n),
+                   id = trie_find(v.trie, text, n) & 0xffffffu;
+    if (added < v.added.n / 2) return static_cast<int32_t>(word(v.added, 2 * uint64_t{added}));
+    return id < v.n_tokens ? static_cast<int32_t>(id) : -1;
 }
 
 // ---- Characters ----
 
-// Bytes of the UTF-8 character that begins at p, 0 if none does; *good: how many bytes could begin one (of 0: at least 1).
-static uint32_t utf8_length(const char* p, uint64_t n, uint32_t* good)
+// Bytes of the UTF-8 character that begins at p, 0 if none does; *good: how many bytes could begin
+// one (of 0: at least 1); *code: which it is, 0x110000 if none.
+static uint32_t utf8_at(const char* p, uint64_t n, uint32_t* good, uint32_t* code)
 {
-    const auto at = [&](uint64_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(p[i])); };
+    const auto at = [&](uint64_t i) { return uint32_t{static_cast<unsigned char>(p[i])}; };
     *good = 1;
-    if (!n) return 0;
-    const uint32_t c = at(0), want = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
-    for (uint32_t i = 1; i < want; i++) {
-        const uint32_t low = i > 1 ? 0x80 : c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80, high = i > 1 ? 0xbf : c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+    *code = 0x110000;
+    const uint32_t lead = n ? at(0) : 0xff, want = lead < 0x80   ? 1
+                                                   : lead < 0xe0 ? 2
+                                                   : lead < 0xf0 ? 3
+                                                                 : 4;
+    if (lead >= 0xf5 || (lead >= 0x80 && lead < 0xc2)) return 0;
+    uint32_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;           // nothing overlong,
+    uint32_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;          // no surrogates
+    uint32_t c = want == 1 ? lead : lead & (0x7fu >> want);
+    for (uint32_t i = 1; i < want; i++, low = 0x80, high = 0xbf) {
         if (i == n || at(i) < low || at(i) > high) return 0;
+        c = c << 6 | (at(i) & 63);
         *good = i + 1;
     }
+    *code = c;
     return want;
 }
-static uint32_t char_size(const char* p, uint64_t n)           // at least 1
+static uint32_t utf8_length(const char* p, uint64_t n, uint32_t* good)
 {
-    uint32_t good;
-    return static_cast<unsigned char>(*p) < 0x80 ? 1 : most(utf8_length(p, n, &good), 1u);
+    uint32_t code;
+    return utf8_at(p, n, good, &code);
 }
-static uint32_t code_at(const char* p, uint64_t n, uint32_t* size)                      // 0x110000: not UTF-8
+static uint32_t code_at(const char* p, uint64_t n, uint32_t* size) // *size is at least 1
 {
-    const auto at = [&](uint32_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(p[i])); };
-    uint32_t good;
-    *size = utf8_length(p, n, &good);
-    if (*size == 1) return at(0);
-    if (*size == 2) return (at(0) & 31) << 6 | (at(1) & 63);
-    if (*size == 3) return (at(0) & 15) << 12 | (at(1) & 63) << 6 | (at(2) & 63);
-    if (*size == 4) return (at(0) & 7) << 18 | (at(1) & 63) << 12 | (at(2) & 63) << 6 | (at(3) & 63);
-    *size = 1;
-    return 0x110000;
+    uint32_t code, good;
+    *size = most(utf8_at(p, n, &good, &code), 1u);
+    return code;
 }
-static uint32_t put_code(uint32_t c, char* out)                // 3-byte characters, which is all that Hangul needs
+static uint32_t char_size(const char* p, uint64_t n)
+{
+    uint32_t size;
+    (void)code_at(p, n, &size);
+    return size;
+}
+static uint32_t put_code(uint32_t c, char* out) // 3-byte characters, which is all that Hangul needs
 {
     out[0] = static_cast<char>(0xe0 | c >> 12);
     out[1] = static_cast<char>(0x80 | (c >> 6 & 63));
@@ -3555,14 +3595,19 @@ static uint32_t class_of(const Span& s, uint32_t code)
 }
 static bool is_space(uint32_t c)                               // White_Space
 {
-    return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+    return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
+           c == 0x205f || c == 0x3000;
 }
-static bool is_symbol(const char* p, uint64_t n) { return n >= 3 && memcmp(p, space_symbol, 3) == 0; }
+static bool is_symbol(const char* p, uint64_t n)
+{
+    return n >= 3 && memcmp(p, space_symbol, 3) == 0;
+}
 
 // ---- Normalising ----
 
 struct Text { const char* data; uint64_t size; };
-struct Output {                                                // a buffer that is full stays full, and says so
+struct Output { // a buffer that is full stays full, and says so
     char* data;
     uint64_t size, capacity;
     bool full;
@@ -3576,8 +3621,10 @@ struct Output {                                                // a buffer that 
         }
     }
 };
-// An added token at p: the longest whose flags `mask` are `want`. `raw`: blanks of the text are not those of tokens.
-static Match added_at(const Vocabulary& v, const char* p, uint64_t n, uint32_t mask, uint32_t want, bool raw)
+// An added token at p: the longest whose flags `mask` are `want`. `raw`: blanks of the text are not
+// those of tokens.
+static Match added_at(const Vocabulary& v, const char* p, uint64_t n, uint32_t mask, uint32_t want,
+                      bool raw)
 {
     Match best = {no_word, 0};
     const uint32_t first = n ? static_cast<unsigned char>(raw && is_symbol(p, n) ? ' ' : *p) : 0;
@@ -3588,13 +3635,15 @@ static Match added_at(const Vocabulary& v, const char* p, uint64_t n, uint32_t m
         if ((raw && p[i] == ' ') || !trie_child(v.added_trie, &node, symbol ? ' ' : p[i])) break;
         i += symbol ? 3 : 1;
         const uint32_t at = trie_value(v.added_trie, node);
-        if (at < word(v.added, 0) && (word(v.added, 2 + 2 * uint64_t{at}) & mask) == want) best = {at, i};
+        if (at < v.added.n / 2 && (word(v.added, 2 * uint64_t{at} + 1) & mask) == want)
+            best = {at, i};
     }
     return best;
 }
-// Longest keys of a trie become their strings: SentencePiece's rules, lower-casing, BERT's cleaning ... A string is a length byte
-// and its bytes; a value is where it stands.
-static bool replace(const Span& trie, const unsigned char* pool, uint64_t pool_size, const char* p, uint64_t n, Output& out, uint32_t* size)
+// Longest keys of a trie become their strings: SentencePiece's rules, lower-casing, BERT's cleaning
+// ... A string is a length byte and its bytes; a value is where it stands.
+static bool replace(const Span& trie, const unsigned char* pool, uint64_t pool_size, const char* p,
+                    uint64_t n, Output& out, uint32_t* size)
 {
     const Match m = trie_longest(trie, p, n);
     *size = m.size;
@@ -3618,23 +3667,27 @@ static void map_text(const Vocabulary& v, const Span& s, Text in, Output& out)
             }
         if (!replace(trie, pool.data, 4 * uint64_t{pool.n}, p, n, out, &size)) {
             size = utf8_length(p, n, &good);
-            if (size || !(flags & (map_replaces_invalid | map_drops_invalid))) out.add(p, size = most(size, 1u));
+            if (size || !(flags & (map_replaces_invalid | map_drops_invalid)))
+                out.add(p, size = most(size, 1u));
             else if (flags & map_replaces_invalid) out.add(replacement, 3);
         }
         i += most(size, 1u);
     }
 }
-// NFC, NFKC, NFD, NFKD (Unicode annex 15): flags (1: compose), units of the trie, number of class words; the trie maps a character to its
-// full decomposition, and 0xff with two characters to the one that they compose; class 255: a starter that is not left alone.
+// NFC, NFKC, NFD, NFKD (Unicode annex 15): flags (1: compose), units of the trie, number of class
+// words; the trie maps a character to its full decomposition, and 0xff with two characters to the
+// one that they compose; class 255: a starter that is not left alone.
 static void compose_text(const Span& s, Text in, Output& out, Output rough)
 {
     const uint32_t units = word(s, 1), n_classes = word(s, 2);
-    const Span trie = part(s, 3, units), classes = part(s, 3 + units, n_classes), pool = part(s, 3 + units + n_classes, s.n - 3 - units - n_classes);
+    const Span trie = part(s, 3, units), classes = part(s, 3 + units, n_classes),
+               pool = part(s, 3 + units + n_classes, s.n - 3 - units - n_classes);
     uint32_t size = 0, good = 0;
     bool quick = true;
     for (uint64_t i = 0; i < in.size && quick; i += size) {
         size = 1;
-        quick = static_cast<unsigned char>(in.data[i]) < 0x80 || class_of(classes, code_at(in.data + i, in.size - i, &size)) == 0;
+        quick = static_cast<unsigned char>(in.data[i]) < 0x80 ||
+                class_of(classes, code_at(in.data + i, in.size - i, &size)) == 0;
     }
     if (quick) return out.add(in.data, in.size);
     for (uint64_t i = 0; i < in.size; i += size) {             // 1. decompose
@@ -3645,15 +3698,18 @@ static void compose_text(const Span& s, Text in, Output& out, Output rough)
             n += put_code(0x1161 + hangul % 588 / 28, jamo + n);
             if (hangul % 28) n += put_code(0x11a7 + hangul % 28, jamo + n);
             rough.add(jamo, n);
-        } else if (!replace(trie, pool.data, 4 * uint64_t{pool.n}, in.data + i, size, rough, &good)) rough.add(in.data + i, size);
+        } else if (!replace(trie, pool.data, 4 * uint64_t{pool.n}, in.data + i, size, rough, &good))
+            rough.add(in.data + i, size);
     }
     const uint64_t from = out.size;
-    for (uint64_t i = 0; i < rough.size;) {                    // 2. marks in the order of their classes: one pass for each class that is there
+    for (uint64_t i = 0; i < rough.size;) { // 2. marks in the order of their classes: one pass for
+                                            // each class that is there
         uint64_t end = i;
         for (uint32_t done = 0, next = 1; next; done = next) { // a stable sort in bounded time
             next = 0;
             for (uint64_t j = i; j < rough.size; j += size) {
-                const uint32_t c = class_of(classes, code_at(rough.data + j, rough.size - j, &size)) % 255;
+                const uint32_t c =
+                    class_of(classes, code_at(rough.data + j, rough.size - j, &size)) % 255;
                 if (!c && (done || next || j > i)) break;
                 end = most(end, j + size);
                 if (!c) {
@@ -3663,7 +3719,8 @@ static void compose_text(const Span& s, Text in, Output& out, Output rough)
                 if (c > done && (!next || c < next)) next = c;
             }
             for (uint64_t j = i; next && j < end; j += size)
-                if (class_of(classes, code_at(rough.data + j, rough.size - j, &size)) % 255 == next) out.add(rough.data + j, size);
+                if (class_of(classes, code_at(rough.data + j, rough.size - j, &size)) % 255 == next)
+                    out.add(rough.data + j, size);
         }
         i = most(end, i + 1);
     }
@@ -3671,13 +3728,14 @@ static void compose_text(const Span& s, Text in, Output& out, Output rough)
         out.full = out.full || rough.full;
         return;
     }
-    char starter[1 + 8 + 4];                                   // 3. compose: starter and mark, unless another mark between blocks it
+    char starter[1 + 8 + 4]; // 3. compose: starter and mark, unless another mark between blocks it
     uint32_t n_starter = 0, last = 0;
     uint64_t to = from, end = out.size;
     Output kept = {rough.data, 0, rough.capacity, false};
     starter[0] = static_cast<char>(0xff);
     const auto flush = [&](uint64_t limit) {
-        if (to + n_starter + kept.size > limit) return false;  // only if a composed character is longer than its parts
+        if (to + n_starter + kept.size > limit)
+            return false; // only if a composed character is longer than its parts
         memcpy(out.data + to, starter + 1, n_starter);
         memcpy(out.data + to + n_starter, kept.data, static_cast<size_t>(kept.size));
         to += n_starter + kept.size;
@@ -3686,16 +3744,20 @@ static void compose_text(const Span& s, Text in, Output& out, Output rough)
     };
     for (uint64_t i = from; i < end; i += size) {
         const char* const p = out.data + i;
-        const uint32_t c = code_at(p, end - i, &size), mark = class_of(classes, c) % 255, before = code_at(starter + 1, n_starter, &good);
+        const uint32_t c = code_at(p, end - i, &size), mark = class_of(classes, c) % 255,
+                       before = code_at(starter + 1, n_starter, &good);
         if (n_starter && (kept.size == 0 || (mark && last < mark))) {
             uint32_t made = 0;
-            if (c - 0x1161 < 21 && before - 0x1100 < 19) made = put_code(0xac00 + (before - 0x1100) * 588 + (c - 0x1161) * 28, starter + 1);
-            else if (c - 0x11a8 < 27 && before - 0xac00 < 11172 && (before - 0xac00) % 28 == 0) made = put_code(before + c - 0x11a7, starter + 1);
+            if (c - 0x1161 < 21 && before - 0x1100 < 19)
+                made = put_code(0xac00 + (before - 0x1100) * 588 + (c - 0x1161) * 28, starter + 1);
+            else if (c - 0x11a8 < 27 && before - 0xac00 < 11172 && (before - 0xac00) % 28 == 0)
+                made = put_code(before + c - 0x11a7, starter + 1);
             else {
                 memcpy(starter + 1 + n_starter, p, size);
                 const uint32_t at = trie_find(trie, starter, 1 + n_starter + size);
                 const uint64_t room = 4 * uint64_t{pool.n};
-                if (at < room && pool.data[at] && pool.data[at] <= 4 && pool.data[at] < room - at) memcpy(starter + 1, pool.data + at + 1, made = pool.data[at]);
+                if (at < room && pool.data[at] && pool.data[at] <= 4 && pool.data[at] < room - at)
+                    memcpy(starter + 1, pool.data + at + 1, made = pool.data[at]);
             }
             if (made) {
                 n_starter = made;
@@ -3732,7 +3794,8 @@ static void spaces_text(uint32_t flags, Text in, Output& out)
     while (collapse && out.size && out.data[out.size - 1] == ' ') out.size--;
     if (flags & spaces_prefix && suffix) out.add(" ", 1);
 }
-static void step_text(const Vocabulary& v, Step kind, const Span& s, bool at_start, Text in, Output& out, Output scratch)
+static void step_text(const Vocabulary& v, Step kind, const Span& s, bool at_start, Text in,
+                      Output& out, Output scratch)
 {
     const uint32_t flags = s.n ? word(s, 0) : 0;
     const Text payload = {chars(s.data) + 8, s.n > 1 ? word(s, 1) : 0};
@@ -3742,17 +3805,23 @@ static void step_text(const Vocabulary& v, Step kind, const Span& s, bool at_sta
     uint64_t first = 0, end = in.size;
     if (kind == Step::strip) {
         uint32_t size;
-        while (flags & strip_left && first < end && is_space(code_at(in.data + first, end - first, &size))) first += size;
+        while (flags & strip_left && first < end &&
+               is_space(code_at(in.data + first, end - first, &size)))
+            first += size;
         for (uint64_t at = end, begin; flags & strip_right && at > first; at = end = begin) {
-            for (begin = at - 1; begin > first && at - begin < 4 && (in.data[begin] & 0xc0) == 0x80;) begin--;
+            for (begin = at - 1;
+                 begin > first && at - begin < 4 && (in.data[begin] & 0xc0) == 0x80;)
+                begin--;
             if (!is_space(code_at(in.data + begin, at - begin, &size))) break;
         }
         return out.add(in.data + first, end - first);
     }
-    if (kind == Step::prefix && flags & prefix_words) {        // each word between white space, with the prefix
+    if (kind == Step::prefix &&
+        flags & prefix_words) { // each word between white space, with the prefix
         uint32_t size = 0;
         for (bool inside = false; first < end; first += size) {
-            const bool space = is_space(code_at(in.data + first, end - first, &size)), symbol = is_symbol(in.data + first, size);
+            const bool space = is_space(code_at(in.data + first, end - first, &size)),
+                       symbol = is_symbol(in.data + first, size);
             if (!space && !inside && !symbol) out.add(payload.data, payload.size);
             if (!space) out.add(symbol ? " " : in.data + first, symbol ? 1 : size);
             inside = !space;
@@ -3761,9 +3830,11 @@ static void step_text(const Vocabulary& v, Step kind, const Span& s, bool at_sta
     }
     const bool escapes = kind == Step::escape || (kind == Step::prefix && flags & prefix_escapes);
     if (kind == Step::prefix && in.size && (!(flags & prefix_at_start) || at_start)) {
-        const bool there = in.size >= payload.size && memcmp(in.data, payload.data, static_cast<size_t>(payload.size)) == 0;
+        const bool there = in.size >= payload.size &&
+                           memcmp(in.data, payload.data, static_cast<size_t>(payload.size)) == 0;
         const bool blank = escapes && (in.data[0] == ' ' || is_symbol(in.data, in.size));
-        if (!(flags & prefix_unless_there) || !(there || blank)) out.add(payload.data, payload.size);
+        if (!(flags & prefix_unless_there) || !(there || blank))
+            out.add(payload.data, payload.size);
     }
     for (uint64_t i = 0; i < in.size; i++) {
         const char* const p = in.data + i;
@@ -3782,10 +3853,10 @@ static void step_text(const Vocabulary& v, Step kind, const Span& s, bool at_sta
 struct Encoder {
     const Vocabulary& v;
     TokenizeOptions options;
-    Output buffer[2], scratch;                                 // normalised text; the model's memory
+    Output buffer[2], scratch; // normalised text; the model's memory
     int32_t* ids;
     int32_t* types;                                            // or null
-    uint64_t count, fuel;                                      // ids so far; steps that the automata may still take
+    uint64_t count, fuel; // ids so far; steps that the automata may still take
     uint32_t capacity;
     int32_t type;
     bool unknown;                                              // the last id was the unknown one
@@ -3801,17 +3872,20 @@ struct Encoder {
     }
 };
 
-// What no token stands for: its bytes, or the unknown token (one for a run of them, if so), or nothing.
+// What no token stands for: its bytes, or the unknown token (one for a run of them, if so), or
+// nothing.
 static void add_unknown(Encoder& e, const char* p, uint64_t n)
 {
     const Vocabulary& v = e.v;
-    const bool blanks = v.kind == VocabularyKind::sentencepiece_bpe || v.kind == VocabularyKind::unigram;
+    const bool blanks = v.kind == VocabularyKind::sentencepiece_bpe ||
+                        v.kind == VocabularyKind::unigram;
     bool all = v.flags & vocabulary_byte_fallback && v.bytes.n;
     for (uint32_t pass = 0; pass < 2 && all; pass++)
         for (uint64_t i = 0; i < n; i++) {
             const bool blank = blanks && p[i] == ' ';
             for (uint32_t j = 0; j < (blank ? 3 : 1); j++) {
-                const uint32_t id = word(v.bytes, static_cast<unsigned char>(blank ? space_symbol[j] : p[i]));
+                const uint32_t id = word(
+                    v.bytes, static_cast<unsigned char>(blank ? space_symbol[j] : p[i]));
                 if (pass) e.add(id);
                 else all = all && id != no_word;
             }
@@ -3821,9 +3895,13 @@ static void add_unknown(Encoder& e, const char* p, uint64_t n)
     e.unknown = true;
 }
 
-// BPE [22]: characters (or bytes), then always the adjacent pair of the best rank, the leftmost of equals. A heap of candidates makes it
-// O(n log n). Pairs are those listed in `merges`, or, where there are none (SentencePiece), any whose text is a token, by its score.
-struct Symbol { uint32_t begin, size, before, after; int32_t id; };                     // size 0: merged into an earlier one
+// BPE [22]: characters (or bytes), then always the adjacent pair of the best rank, the leftmost of
+// equals. A heap of candidates makes it O(n log n). Pairs are those listed in `merges`, or, where
+// there are none (SentencePiece), any whose text is a token, by its score.
+struct Symbol {
+    uint32_t begin, size, before, after;
+    int32_t id;
+}; // size 0: merged into an earlier one
 struct Candidate { uint32_t rank, left, size; int32_t id; };
 struct Merger {
     const Vocabulary& v;
@@ -3832,7 +3910,10 @@ struct Merger {
     Candidate* heap;
     uint32_t n_heap;
 };
-static bool better(const Candidate& a, const Candidate& b) { return a.rank < b.rank || (a.rank == b.rank && a.left < b.left); }
+static bool better(const Candidate& a, const Candidate& b)
+{
+    return a.rank < b.rank || (a.rank == b.rank && a.left < b.left);
+}
 
 static uint32_t pair_hash(uint32_t left, uint32_t right, uint32_t n_slots)
 {
@@ -3845,9 +3926,11 @@ static bool join(const Merger& m, const Symbol& a, const Symbol& b, Candidate* c
     const Vocabulary& v = m.v;
     c->size = a.size + b.size;
     if (v.merges.n) {
-        const uint32_t n = v.merges.n / 4, left = static_cast<uint32_t>(a.id), right = static_cast<uint32_t>(b.id);
+        const uint32_t n = v.merges.n / 4, left = static_cast<uint32_t>(a.id),
+                       right = static_cast<uint32_t>(b.id);
         if (a.id < 0 || b.id < 0) return false;
-        for (uint32_t slot = pair_hash(left, right, n), probe = 0; probe < 256; probe++, slot = slot + 1 == n ? 0 : slot + 1) {
+        for (uint32_t slot = pair_hash(left, right, n), probe = 0; probe < 256;
+             probe++, slot = slot + 1 == n ? 0 : slot + 1) {
             const Span s = part(v.merges, 4 * slot, 4);
             if (word(s, 0) == no_word) return false;
             if (word(s, 0) != left || word(s, 1) != right) continue;
@@ -3859,7 +3942,7 @@ static bool join(const Merger& m, const Symbol& a, const Symbol& b, Candidate* c
     }
     const uint32_t id = trie_find(v.trie, m.text + a.begin, c->size) & 0xffffffu;
     if (id >= v.n_tokens) return false;
-    const uint32_t score = bits_of(v.scores ? load_f32(v.scores + 4 * uint64_t{id}) + 0.0f : 0.0f);
+    const uint32_t score = bits_of(v.scores.n ? of_bits(word(v.scores, id)) + 0.0f : 0.0f);
     c->rank = ~(score >> 31 ? ~score : score | 1u << 31);      // the highest score first
     c->id = static_cast<int32_t>(id);
     return true;
@@ -3867,7 +3950,8 @@ static bool join(const Merger& m, const Symbol& a, const Symbol& b, Candidate* c
 static void push_pair(Merger& m, uint32_t left, uint32_t right)
 {
     Candidate c;
-    if (left == no_word || right == no_word || !join(m, m.symbols[left], m.symbols[right], &c)) return;
+    if (left == no_word || right == no_word || !join(m, m.symbols[left], m.symbols[right], &c))
+        return;
     c.left = left;
     uint32_t i = m.n_heap++;
     for (; i && better(c, m.heap[(i - 1) / 2]); i = (i - 1) / 2) m.heap[i] = m.heap[(i - 1) / 2];
@@ -3896,20 +3980,27 @@ static void bpe(Encoder& e, const char* p, uint32_t n)
     const bool byte_level = v.kind == VocabularyKind::byte_bpe;
     for (uint32_t i = 0, size; i < n; i += size) {
         size = byte_level ? 1 : char_size(p + i, n - i);
-        const uint32_t value = byte_level ? (v.bytes.n ? word(v.bytes, static_cast<unsigned char>(p[i])) : no_word) : trie_find(v.trie, p + i, size);
+        const uint32_t value = byte_level
+                                   ? (v.bytes.n ? word(v.bytes, static_cast<unsigned char>(p[i]))
+                                                : no_word)
+                                   : trie_find(v.trie, p + i, size);
         const uint32_t token = value == no_word ? no_word : value & 0xffffffu;
-        if (token >= v.n_tokens && byte_level && v.unknown < 0) continue;               // a byte without a token is left out
-        m.symbols[count] = {i, size, count ? count - 1 : no_word, count + 1, token < v.n_tokens ? static_cast<int32_t>(token) : -1};
+        if (token >= v.n_tokens && byte_level && v.unknown < 0)
+            continue; // a byte without a token is left out
+        m.symbols[count] = {i, size, count ? count - 1 : no_word, count + 1,
+                            token < v.n_tokens ? static_cast<int32_t>(token) : -1};
         count++;
     }
     if (!count) return;
     m.symbols[count - 1].after = no_word;
-    m.heap = static_cast<Candidate*>(static_cast<void*>(m.symbols + count));            // each merge takes one candidate and adds two
+    m.heap = static_cast<Candidate*>(
+        static_cast<void*>(m.symbols + count)); // each merge takes one candidate and adds two
     for (uint32_t i = 1; i < count; i++) push_pair(m, i - 1, i);
     while (m.n_heap) {
         const Candidate c = pop_pair(m);
         Symbol& left = m.symbols[c.left];
-        if (!left.size || left.after == no_word || left.size + m.symbols[left.after].size != c.size) continue;   // out of date
+        if (!left.size || left.after == no_word || left.size + m.symbols[left.after].size != c.size)
+            continue; // out of date
         Symbol& right = m.symbols[left.after];
         left.size = c.size;
         left.id = c.id;
@@ -3926,9 +4017,13 @@ static void bpe(Encoder& e, const char* p, uint32_t n)
     }
 }
 
-// Unigram [21]: the path of the highest sum of scores, Model::EncodeOptimized of sentencepiece: sums are rounded to float, of equal
-// sums the first found (the longest last token) stays. Hugging Face's tokenizers keep sums in double.
-struct Best { uint32_t score[2], begin; int32_t id; };         // of the paths that end here; the score is a double
+// Unigram [21]: the path of the highest sum of scores, Model::EncodeOptimized of sentencepiece:
+// sums are rounded to float, of equal sums the first found (the longest last token) stays. Hugging
+// Face's tokenizers keep sums in double.
+struct Best {
+    uint32_t score[2], begin;
+    int32_t id;
+}; // of the paths that end here; the score is a double
 static void unigram(Encoder& e, const char* p, uint32_t n)
 {
     const Vocabulary& v = e.v;
@@ -3954,21 +4049,25 @@ static void unigram(Encoder& e, const char* p, uint32_t n)
         for (uint32_t j = i; j < n && j - i < longest_key && trie_child(v.trie, &node, p[j]);) {
             j++;
             const uint32_t id = trie_value(v.trie, node) & 0xffffffu;
-            if (id >= v.n_tokens || v.types[id] == static_cast<uint8_t>(TokenType::unused)) continue;
+            if (id >= v.n_tokens || v.types[id] == static_cast<uint8_t>(TokenType::unused))
+                continue;
             const bool symbol = v.types[id] == static_cast<uint8_t>(TokenType::user_defined);
             const float bonus = static_cast<float>(j - i) * v.symbol_score;
-            offer(i, j, static_cast<int32_t>(id), (symbol ? static_cast<double>(bonus) - 0.1 : static_cast<double>(load_f32(v.scores + 4 * uint64_t{id}))) + so_far);
+            offer(i, j, static_cast<int32_t>(id),
+                  (symbol ? static_cast<double>(bonus) - 0.1
+                          : static_cast<double>(of_bits(word(v.scores, id)))) +
+                      so_far);
             single = single || j - i == size;
         }
         if (!single) offer(i, i + size, -1, static_cast<double>(v.unknown_score) + so_far);
         i += size;
     }
-    uint32_t next = no_word;                                   // the links run backwards: turn them round
+    uint32_t next = no_word; // the links run backwards: turn them round
     for (uint32_t at = n, before; at; at = before) {
         before = best[at].begin;
         best[at].begin = next;
         next = at;
-        if (before >= at) return;                              // cannot be: every character was reached
+        if (before >= at) return; // cannot be: every character was reached
     }
     for (uint32_t at = 0; next != no_word; next = best[next].begin) {
         if (best[next].id >= 0) e.add(static_cast<uint32_t>(best[next].id));
@@ -3977,7 +4076,8 @@ static void unigram(Encoder& e, const char* p, uint32_t n)
     }
 }
 
-// WordPiece [25]: the longest token that begins the word, then the longest continuations; a word with a gap is unknown as a whole.
+// WordPiece [25]: the longest token that begins the word, then the longest continuations; a word
+// with a gap is unknown as a whole.
 static void wordpiece(Encoder& e, const char* p, uint32_t n)
 {
     const uint64_t count = e.count;
@@ -4002,15 +4102,17 @@ static void model_text(Encoder& e, const char* p, uint64_t size)
     if (e.v.kind == VocabularyKind::unigram) return unigram(e, p, n);
     if (e.v.kind == VocabularyKind::wordpiece) return wordpiece(e, p, n);
     if (!(e.v.flags & vocabulary_words)) return bpe(e, p, n);
-    for (uint32_t begin = 0, end = 1; begin < n; end++) {      // no token has a blank behind another character: words are apart
+    for (uint32_t begin = 0, end = 1; begin < n;
+         end++) { // no token has a blank behind another character: words are apart
         if (end < n && (p[end] != ' ' || p[end - 1] == ' ')) continue;
         bpe(e, p + begin, end - begin);
         begin = end;
     }
 }
 
-// Where the automaton's match at `begin` ends; `begin` if there is none. It reads one character further than it matches, the class
-// n_classes - 1 at the end of the text: that is how lookahead works.
+// Where the automaton's match at `begin` ends; `begin` if there is none. It reads one character
+// further than it matches, the class n_classes - 1 at the end of the text: that is how lookahead
+// works.
 static uint64_t run_stage(Encoder& e, const Stage& s, const char* p, uint64_t begin, uint64_t end)
 {
     const Span ranges_of = part(e.v.classes, 32, e.v.classes.n - 32);
@@ -4019,7 +4121,8 @@ static uint64_t run_stage(Encoder& e, const Stage& s, const char* p, uint64_t be
         uint32_t size = 1, which = s.n_classes - 1;
         if (at < end) {
             const uint32_t c = static_cast<unsigned char>(p[at]);
-            which = c < 0x80 ? e.v.classes.data[c] : class_of(ranges_of, code_at(p + at, end - at, &size));
+            which = c < 0x80 ? e.v.classes.data[c]
+                             : class_of(ranges_of, code_at(p + at, end - at, &size));
         }
         const uint32_t next = load_u16(s.table + 2 * (state * s.n_classes + which));
         if (next & 0x8000) best = at;
@@ -4048,7 +4151,8 @@ static void split_text(Encoder& e, const char* p, uint64_t size)
             const bool match = end > at;
             while (!match && end < ends[depth]) {
                 end += char_size(p + end, ends[depth] - end);
-                if (end < ends[depth] && run_stage(e, stages[depth], p, end, ends[depth]) > end) break;
+                if (end < ends[depth] && run_stage(e, stages[depth], p, end, ends[depth]) > end)
+                    break;
             }
             ends[depth + 1] = end;
             dropped = (stages[depth].flags & (match ? 1 : 2)) != 0;
@@ -4056,53 +4160,67 @@ static void split_text(Encoder& e, const char* p, uint64_t size)
         if (n_stages) e.unknown = false;
         if (!dropped) model_text(e, p + at, ends[depth] - at);
     }
-    if (!e.fuel && e.status) e.status = {Code::bad_vocabulary, "splitting the text takes longer than its length allows", "split", size};
+    if (!e.fuel && e.status)
+        e.status = {Code::bad_vocabulary, "splitting the text takes longer than its length allows",
+                    "split", size};
 }
 
-// Runs the steps of one phase; the result stands in the text itself or in a buffer other than the one that it came from.
+// Runs the steps of one phase; the result stands in the text itself or in a buffer other than the
+// one that it came from.
 static Text normalise(Encoder& e, Text text, bool late, bool at_start)
 {
     records(e.v.normal, [&](uint32_t kind, const Span& s) {
         if ((kind >= static_cast<uint32_t>(Step::late)) != late) return true;
-        Output& out = e.buffer[text.data == e.buffer[0].data || (late && text.data >= e.buffer[0].data && text.data < e.buffer[0].data + e.buffer[0].capacity)];
+        Output& out = e.buffer[text.data == e.buffer[0].data ||
+                               (late && text.data >= e.buffer[0].data &&
+                                text.data < e.buffer[0].data + e.buffer[0].capacity)];
         out.size = 0;
-        step_text(e.v, static_cast<Step>(kind & ~static_cast<uint32_t>(Step::late)), s, at_start, text, out, e.scratch);
-        if (out.full && e.status) e.status = {Code::bad_vocabulary, "normalised text grows more than the vocabulary says", "growth", e.v.growth};
+        step_text(e.v, static_cast<Step>(kind & ~static_cast<uint32_t>(Step::late)), s, at_start,
+                  text, out, e.scratch);
+        if (out.full && e.status)
+            e.status = {Code::bad_vocabulary, "normalised text grows more than the vocabulary says",
+                        "growth", e.v.growth};
         text = {out.data, out.size};
-        return !late;                                          // one late step, for the other buffer may hold what it came from
+        return !late; // one late step, for the other buffer may hold what it came from
     });
     return text;
 }
 
-// Cuts added tokens out of text; what lies between goes on. `normal`: the text is normalised. Hugging Face's AddedVocabulary.
+// Cuts added tokens out of text; what lies between goes on. `normal`: the text is normalised.
+// Hugging Face's AddedVocabulary.
 static void cut_text(Encoder& e, Text text, bool normal, bool at_start)
 {
-    const uint32_t mask = added_normal | added_symbol | (e.options.parse_special ? 0u : added_special);
+    const uint32_t mask = added_normal | added_symbol |
+                          (e.options.parse_special ? 0u : added_special);
     for (uint64_t begin = 0, end = 0; begin < text.size || end < text.size;) {
         Match m = {no_word, 0};
         for (; end < text.size; end++) {
-            m = added_at(e.v, text.data + end, text.size - end, mask, normal ? uint32_t{added_normal} : 0, false);
-            if (!m.size && normal && e.v.kind == VocabularyKind::sentencepiece_bpe) m = added_at(e.v, text.data + end, text.size - end, mask, added_symbol, false);
+            m = added_at(e.v, text.data + end, text.size - end, mask,
+                         normal ? uint32_t{added_normal} : 0, false);
+            if (!m.size && normal && e.v.kind == VocabularyKind::sentencepiece_bpe)
+                m = added_at(e.v, text.data + end, text.size - end, mask, added_symbol, false);
             if (m.size) break;
         }
         uint64_t stop = end + m.size, left = end;
-        const uint32_t flags = m.size ? word(e.v.added, 2 + 2 * uint64_t{m.value}) : 0;
+        const uint32_t flags = m.size ? word(e.v.added, 2 * uint64_t{m.value} + 1) : 0;
         uint32_t size;
-        while (flags & added_strips_left && left > begin) {    // blanks before and behind belong to such a token
+        while (flags & added_strips_left &&
+               left > begin) { // blanks before and behind belong to such a token
             uint64_t at = left - 1;
             while (at > begin && left - at < 4 && (text.data[at] & 0xc0) == 0x80) at--;
             if (!is_space(code_at(text.data + at, left - at, &size))) break;
             left = at;
         }
-        while (flags & added_strips_right && stop < text.size && is_space(code_at(text.data + stop, text.size - stop, &size))) stop += size;
+        while (flags & added_strips_right && stop < text.size &&
+               is_space(code_at(text.data + stop, text.size - stop, &size)))
+            stop += size;
         const Text between = {text.data + begin, left - begin};
         if (between.size && normal) {
             const Text word_text = normalise(e, between, true, at_start && !begin);
             split_text(e, word_text.data, word_text.size);
-        } else if (between.size) cut_text(e, normalise(e, between, false, at_start && !begin), true, at_start && !begin);
-        if (m.size) {
-            e.add(word(e.v.added, 1 + 2 * uint64_t{m.value}));
-        }
+        } else if (between.size)
+            cut_text(e, normalise(e, between, false, at_start && !begin), true, at_start && !begin);
+        if (m.size) e.add(word(e.v.added, 2 * uint64_t{m.value}));
         begin = end = stop;
         if (!m.size) break;
     }
@@ -4111,9 +4229,13 @@ static void cut_text(Encoder& e, Text text, bool normal, bool at_start)
 struct WorkSizes { uint64_t bytes, buffers, model; };
 static WorkSizes work_sizes(const Vocabulary& v, uint64_t n)
 {
-    const uint64_t bytes = round_up(n * v.growth + 2 * max_prefix, 8), n_chars = n * v.growth_chars + 2 * max_prefix;
-    const bool merges = v.kind == VocabularyKind::byte_bpe || v.kind == VocabularyKind::sentencepiece_bpe;
-    const uint64_t model = merges ? n_chars * (sizeof(Symbol) + 2 * sizeof(Candidate)) : v.kind == VocabularyKind::unigram ? (bytes + 1) * sizeof(Best) : 0;
+    const uint64_t bytes = round_up(n * v.growth + 2 * max_prefix, 8),
+                   n_chars = n * v.growth_chars + 2 * max_prefix;
+    const bool merges = v.kind == VocabularyKind::byte_bpe ||
+                        v.kind == VocabularyKind::sentencepiece_bpe;
+    const uint64_t model = merges ? n_chars * (sizeof(Symbol) + 2 * sizeof(Candidate))
+                           : v.kind == VocabularyKind::unigram ? (bytes + 1) * sizeof(Best)
+                                                               : 0;
     return {bytes, v.n_steps < 2 ? v.n_steps : 2, most(model, v.n_steps ? bytes : 0)};
 }
 TRANSFORMER_API uint64_t tokenize_size(const Vocabulary& v, uint64_t n)
@@ -4122,37 +4244,50 @@ TRANSFORMER_API uint64_t tokenize_size(const Vocabulary& v, uint64_t n)
     return w.bytes * w.buffers + w.model;
 }
 
-static bool begins_with_bos(const Vocabulary& v, const TokenizeOptions& options, const char* text, uint64_t n, uint32_t id)
+static bool begins_with_bos(const Vocabulary& v, const TokenizeOptions& options, const char* text,
+                            uint64_t n, uint32_t id)
 {
     uint32_t size;
     const char* const bos = token_text(v, v.bos, &size);
-    return options.parse_special && v.bos >= 0 && id == static_cast<uint32_t>(v.bos) && size && size <= n && memcmp(text, bos, size) == 0;
+    if (!options.parse_special || v.bos < 0 || id != static_cast<uint32_t>(v.bos)) return false;
+    return size && size <= n && memcmp(text, bos, size) == 0;
 }
 
-TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_t n_a, const char* b, uint64_t n_b, const TokenizeOptions& options,
-                                     void* work, uint64_t work_size, int32_t* ids, int32_t* types, uint32_t capacity, uint32_t* count)
+TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_t n_a,
+                                     const char* b, uint64_t n_b, const TokenizeOptions& options,
+                                     void* work, uint64_t work_size, int32_t* ids, int32_t* types,
+                                     uint32_t capacity, uint32_t* count)
 {
     *count = 0;
     const uint64_t n = most(n_a, n_b);
-    if (v.kind == VocabularyKind::none) return {Code::bad_vocabulary, "the checkpoint holds no vocabulary", "vocabulary", 0};
-    if (n_a >= 1u << 30 || n_b >= 1u << 30 || n * v.growth >= 1u << 31) return {Code::bad_argument, "the text is too long", "text", n};
+    if (v.kind == VocabularyKind::none)
+        return {Code::bad_vocabulary, "the checkpoint holds no vocabulary", "vocabulary", 0};
+    if (n_a >= 1u << 30 || n_b >= 1u << 30 || n * v.growth >= 1u << 31)
+        return {Code::bad_argument, "the text is too long", "text", n};
     const WorkSizes w = work_sizes(v, n);
-    if (work_size < tokenize_size(v, n)) return {Code::memory_too_small, "tokenize() needs more memory", "work", tokenize_size(v, n)};
-    if (reinterpret_cast<uintptr_t>(work) % 4) return {Code::misaligned, "the work memory must lie at a multiple of 4 bytes", "work", 0};
+    if (work_size < tokenize_size(v, n))
+        return {Code::memory_too_small, "tokenize() needs more memory", "work",
+                tokenize_size(v, n)};
+    if (reinterpret_cast<uintptr_t>(work) % 4)
+        return {Code::misaligned, "the work memory must lie at a multiple of 4 bytes", "work", 0};
     char* const memory = static_cast<char*>(work);
     char* const model = memory + w.bytes * w.buffers;
-    Encoder e = {v, options, {{memory, 0, w.bytes, false}, {memory + (w.buffers ? w.buffers - 1 : 0) * w.bytes, 0, w.bytes, false}}, {model, 0, w.bytes, false},
-                 ids, types, 0, 4096 + 256 * w.bytes, capacity, 0, false, {}};
+    const Output one = {memory, 0, w.bytes, false}, scratch = {model, 0, w.bytes, false};
+    const Output two = {w.buffers ? model - w.bytes : memory, 0, w.bytes, false};
+    const uint64_t fuel = 4096 + 256 * w.bytes;
+    Encoder e = {v, options, {one, two}, scratch, ids, types, 0, fuel, capacity, 0, false, {}};
     const uint32_t n_single = v.layout.n ? word(v.layout, 0) : 0;
-    const uint32_t first = b ? 1 + n_single : 1, end = b ? v.layout.n : 1 + n_single;
+    const uint32_t first = b ? 1 + n_single : 1, end = b ? most(v.layout.n, first) : 1 + n_single;
     bool seen = false;
-    for (uint32_t i = first; i <= end; i++) {                  // the layout; without one the texts stand alone
+    for (uint32_t i = first; i <= end; i++) { // the layout; without one the texts stand alone
         const uint32_t item = i < end ? word(v.layout, i) : layout_a, id = item & 0xffffffu;
         if (i == end && seen) break;
         e.type = i < end ? static_cast<int32_t>(item >> 24) : 0;
         e.unknown = false;
         if (id < layout_b) {
-            if (options.add_special && !(options.single_bos && i == first && begins_with_bos(v, options, a, n_a, id))) e.add(id);
+            const bool again = options.single_bos && i == first &&
+                               begins_with_bos(v, options, a, n_a, id);
+            if (options.add_special && !again) e.add(id);
             continue;
         }
         seen = true;
@@ -4160,14 +4295,17 @@ TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_
         if (b && (id == layout_b || first >= end)) cut_text(e, {b, n_b}, false, true);
     }
     if (!e.status) return e.status;
-    if (e.count > capacity) return {Code::memory_too_small, "more tokens than the array holds", "ids", e.count};
+    if (e.count > capacity)
+        return {Code::memory_too_small, "more tokens than the array holds", "ids", e.count};
     *count = static_cast<uint32_t>(e.count);
     return {};
 }
-TRANSFORMER_API Status tokenize(const Vocabulary& v, const char* text, uint64_t n, const TokenizeOptions& options, void* work,
-                                uint64_t work_size, int32_t* ids, uint32_t capacity, uint32_t* count)
+TRANSFORMER_API Status tokenize(const Vocabulary& v, const char* text, uint64_t n,
+                                const TokenizeOptions& options, void* work, uint64_t work_size,
+                                int32_t* ids, uint32_t capacity, uint32_t* count)
 {
-    return tokenize_pair(v, text, n, nullptr, 0, options, work, work_size, ids, nullptr, capacity, count);
+    return tokenize_pair(v, text, n, nullptr, 0, options, work, work_size, ids, nullptr, capacity,
+                         count);
 }
 
 // ---- Back to text ----
@@ -4176,7 +4314,7 @@ TRANSFORMER_API Status tokenize(const Vocabulary& v, const char* text, uint64_t 
 static bool emit_characters(Decoder& d, const char* text, uint32_t n, Emit emit, void* user)
 {
     uint32_t i = 0, good;
-    while (d.n_pending && i < n) {                             // complete what an earlier token began, or give it up
+    while (d.n_pending && i < n) { // complete what an earlier token began, or give it up
         d.pending[d.n_pending] = text[i];
         const uint32_t size = utf8_length(d.pending, d.n_pending + 1u, &good);
         if (size || good > d.n_pending) {
@@ -4189,7 +4327,10 @@ static bool emit_characters(Decoder& d, const char* text, uint32_t n, Emit emit,
     uint32_t from = i;
     while (i < n) {
         const uint32_t size = utf8_length(text + i, n - i, &good);
-        if (!size && i + good == n && (static_cast<unsigned char>(text[i]) >= 0xc2 && static_cast<unsigned char>(text[i]) < 0xf5)) break;
+        if (!size && i + good == n &&
+            (static_cast<unsigned char>(text[i]) >= 0xc2 &&
+             static_cast<unsigned char>(text[i]) < 0xf5))
+            break;
         if (!size && d.replace_invalid) {
             if (i > from && !emit(user, text + from, i - from)) return false;
             for (uint32_t k = 0; k < (d.each_byte ? good : 1); k++)
@@ -4203,7 +4344,8 @@ static bool emit_characters(Decoder& d, const char* text, uint32_t n, Emit emit,
     return true;
 }
 
-// SentencePiece: DecodeSentencePiece in sentencepiece_processor.cc. WordPiece: Hugging Face's decoder with its cleaning up.
+// SentencePiece: DecodeSentencePiece in sentencepiece_processor.cc. WordPiece: Hugging Face's
+// decoder with its cleaning up.
 TRANSFORMER_API bool detokenize(const Vocabulary& v, Decoder& d, int32_t id, Emit emit, void* user)
 {
     uint32_t n;
@@ -4211,7 +4353,9 @@ TRANSFORMER_API bool detokenize(const Vocabulary& v, Decoder& d, int32_t id, Emi
     if (id < 0 || static_cast<uint32_t>(id) >= v.n_tokens) return true;
     const TokenType type = static_cast<TokenType>(v.types[id]);
     if (type == TokenType::control && !d.special) return true;
-    const bool strips = v.flags & (vocabulary_dummy_prefix | vocabulary_collapse_spaces) && (type == TokenType::normal || type == TokenType::user_defined || type == TokenType::unused);
+    const bool strips = v.flags & (vocabulary_dummy_prefix | vocabulary_collapse_spaces) &&
+                        (type == TokenType::normal || type == TokenType::user_defined ||
+                         type == TokenType::unused);
     d.each_byte = v.kind == VocabularyKind::sentencepiece_bpe || v.kind == VocabularyKind::unigram;
     if (v.kind == VocabularyKind::wordpiece) {
         static const char glued[] = ".\0?\0!\0,\0n't\0'm\0's\0've\0're\0";
@@ -4221,9 +4365,10 @@ TRANSFORMER_API bool detokenize(const Vocabulary& v, Decoder& d, int32_t id, Emi
             n -= 2;
             blank = false;
         }
-        for (const char* g = glued; *g && v.flags & vocabulary_cleans_up; g += strlen(g) + 1) blank = blank && !(n == strlen(g) && memcmp(text, g, n) == 0);
+        for (const char* g = glued; *g && v.flags & vocabulary_cleans_up; g += strlen(g) + 1)
+            blank = blank && !(n == strlen(g) && memcmp(text, g, n) == 0);
         if (blank && !emit_characters(d, " ", 1, emit, user)) return false;
-    } else if (!d.started && strips && n && *text == ' ') {    // the blank that tokenize() put there
+    } else if (!d.started && strips && n && *text == ' ') { // the blank that tokenize() put there
         text++;
         n--;
         d.started = !(v.flags & vocabulary_collapse_spaces);
@@ -4238,7 +4383,8 @@ TRANSFORMER_API bool detokenize_flush(Decoder& d, Emit emit, void* user)
     uint32_t good;
     d.n_pending = 0;
     if (!n) return true;
-    if (!d.replace_invalid || utf8_length(d.pending, n, &good) == n) return emit(user, d.pending, n);
+    if (!d.replace_invalid || utf8_length(d.pending, n, &good) == n)
+        return emit(user, d.pending, n);
     for (uint32_t k = 0; k < (d.each_byte ? n : 1); k++)
         if (!emit(user, replacement, 3)) return false;
     return true;

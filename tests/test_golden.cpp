@@ -4,6 +4,8 @@
 // batch split and thread count; and a bounded error at 8 bits. No case is treated specially.
 #include "doctest.h"
 
+#define TRANSFORMER_THREADS
+
 #include "weights/import.hpp"
 
 #include <algorithm>
@@ -179,13 +181,13 @@ struct Machine {                                               // a model with a
 double largest_difference(const std::vector<float>& got, const Want& want, const std::vector<uint8_t>& mask)
 {
     const uint64_t rows = want.values.shape.size() < 3 ? 1 : want.values.from_end(2), width = want.values.from_end(1);
-    if (got.size() != rows * width) return INFINITY;
+    if (got.size() != rows * width) return HUGE_VAL;
     double worst = 0;
     for (uint64_t r = 0; r < rows; r++)
         for (uint64_t i = 0; i < width; i++) {
             if (mask.size() == rows && !mask[r]) continue;     // what stands at padded positions means nothing
             const double a = static_cast<double>(got[r * width + i]), b = static_cast<double>(want.values.values[(want.row * rows + r) * width + i]);
-            worst = std::isnan(a) ? INFINITY : std::max(worst, std::fabs(a - b));
+            worst = std::isnan(a) ? HUGE_VAL : std::max(worst, std::fabs(a - b));
         }
     return worst;
 }

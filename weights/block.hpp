@@ -310,16 +310,19 @@ inline std::string stack_text(const Source& s, uint32_t stack)
     head += counted(c.n_layers, "block") + ", " + heads_text(c) + ", feed-forward of " + digits(c.hidden_dim);
     if (c.vocab_size) head += ", vocabulary of " + digits(c.vocab_size);
     if (c.max_seq_len) head += ", trained for " + digits(c.max_seq_len) + " positions";
-    std::vector<std::string> whole;
+    std::map<std::pair<uint8_t, uint8_t>, std::string> sorted; // by role, a bias behind its weight
     std::set<uint64_t> seen;
     for (const TensorSource& t : s.tensors) {
         const bool again = t.identity && !seen.insert(t.identity).second;
-        if (t.stack == stack && !t.layer)
-            whole.push_back(role_text(t) + " (" + digits(t.rows) + " x " + digits(t.cols) + (again ? ", tied)" : ")"));
+        const std::string shape = " (" + digits(t.rows) + " x " + digits(t.cols) + (again ? ", tied)" : ")");
+        if (t.stack == stack && !t.layer) sorted[{t.role & 0x7f, t.role >> 7}] = role_text(t) + shape;
     }
+    std::vector<std::string> whole;
+    for (const auto& [role, text] : sorted) whole.push_back(text);
     std::string out;
     for (const std::string& line : wrapped(head, 100)) out += (out.empty() ? "" : "    ") + line + "\n";
-    for (const std::string& line : wrapped(joined(whole, ", "), 96)) out += line.empty() ? "" : "  " + line + "\n";
+    const std::vector<std::string> lines = packed(whole, 96);
+    for (const std::string& line : lines) out += "  " + line + (&line == &lines.back() ? "\n" : ",\n");
     for (const BlockKind& k : kinds_of(s, stack)) out += "  " + ranges_text(k) + "\n" + draw(c, k) + cost_text(c, k);
     return out;
 }
@@ -406,13 +409,17 @@ inline std::string info_json(const About& a)
         .add("kv_cache_bytes", session - plan.at[transformer::region_cache]);
     return json.add("session_bytes", session).text() + "\n";
 }
+inline std::string heading(const std::string& name, const std::string& words)
+{
+    const std::string first = printable(name, 1000) + ":";
+    return first + (first.size() + 1 + words.size() > 100 ? "\n    " : " ") + words + "\n";
+}
 inline std::string info_text(const About& a)
 {
     const Source& s = a.source;
     const transformer::Plan plan = transformer::plan(s.main, s.encoder, a.session);
     const uint64_t session = plan.at[transformer::n_regions], a_token = cache_bytes_per_token(s.main, a.session.cache);
-    std::string text = printable(a.name, 1000) + ": " + s.kind + (a.weights ? "" : ", its configuration alone") + "\n" +
-                       stack_text(s, 0);
+    std::string text = heading(a.name, s.kind + (a.weights ? "" : ", its configuration alone")) + stack_text(s, 0);
     if (s.encoder.n_layers) text += stack_text(s, 1);
     text += "parameters: " + digits(a.counts.parameters);
     if (a.counts.active != a.counts.parameters) text += ", of which a token uses " + digits(a.counts.active);
@@ -421,7 +428,7 @@ inline std::string info_text(const About& a)
     for (const auto& [name, n] : a.counts.parts)
         text += format("  %-16s %19s  %5.1f %%%s\n", part_text(name).c_str(), digits(n).c_str(),
                        100 * static_cast<double>(n) / all,
-                       name == "other" ? "  in no slot: a pooler, an embedding behind relative positions" : "");
+                       name == "other" ? "  in no slot: a pooler, the source of a table" : "");
     text += "weights: ";
     if (a.weights) text += bytes_text(checkpoint_size(s, a.write));
     for (const auto& [name, n] : a.counts.types)

@@ -67,13 +67,13 @@ inline std::vector<float> rope_frequencies(const RopeSettings& s, uint32_t rope_
         if (s.type == "linear") {
             f /= factor;
         } else if (s.type == "llama3") {
-            const float original = static_cast<float>(s.original_positions), wavelength = static_cast<float>(2 * pi) / f;
+            const float original = static_cast<float>(s.original_positions), wavelength = 1.0f / f * static_cast<float>(2 * pi);
             const float longest = static_cast<float>(s.original_positions / s.low_freq_factor);
             const float shortest = static_cast<float>(s.original_positions / s.high_freq_factor);
             if (wavelength > longest) {
                 f /= factor;
             } else if (!(wavelength < shortest)) {
-                const float smooth = (original / wavelength - static_cast<float>(s.low_freq_factor)) /
+                const float smooth = (1.0f / wavelength * original - static_cast<float>(s.low_freq_factor)) /
                                      static_cast<float>(s.high_freq_factor - s.low_freq_factor);
                 f = (1.0f - smooth) * f / factor + smooth * f;
             }
@@ -525,7 +525,7 @@ public:
         main.n_experts_active = chosen;
         main.dense_hidden_dim = main.hidden_dim;
         main.hidden_dim = hidden;
-        at_most("number of experts", mul_sat(n, main.n_layers), 1000000);
+        at_most("number of experts", mul_sat(n, main.n_layers), 1u << 18);
         if (!n || !chosen || chosen > n) throw Error(where + ": " + std::to_string(chosen) + " experts cannot be chosen from " + std::to_string(n));
         bool dense = false;
         for (uint32_t i = 0; i < main.n_layers; i++) {
@@ -2478,6 +2478,18 @@ inline const std::vector<Family>& families()
 
 // ---- Readers ---------------------------------------------------------------------------------------------------------
 
+// Whether modules.json of sentence-transformers ends with one that scales the vector to length 1.
+inline bool normalises(const std::string& folder)
+{
+    const std::string path = join(folder, "modules.json");
+    if (!is_file(path)) return false;
+    for (const Json& module : read_json(path).items) {
+        const Json* const type = module.find("type");
+        const std::string name = type ? type->string : "";
+        if (name.size() >= 9 && name.compare(name.size() - 9, 9, "Normalize") == 0) return true;
+    }
+    return false;
+}
 // sentence-transformers says beside a headless encoder which rows make the vector of a text.
 inline void read_pooling(const std::string& folder, Source& source)
 {
@@ -2488,6 +2500,7 @@ inline void read_pooling(const std::string& folder, Source& source)
                                        std::pair("pooling_mode_lasttoken", Pooling::last)})
         if (const Json* mode = json.find(key))
             if (mode->flag) source.main.pooling = pooling;
+    if (source.main.pooling != Pooling::none && normalises(folder)) source.main.flags |= transformer::flag_normalise;
 }
 
 inline Source read_huggingface(const std::string& folder, const std::string& tokenizer)

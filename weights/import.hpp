@@ -69,6 +69,7 @@ inline void write_to_file(const Source& source, const WriteOptions& options, con
 #if defined(__has_include)
 #if __has_include("huggingface.hpp")
 #include "huggingface.hpp"
+#include "gguf.hpp"
 #define TRANSFORMER_HAS_HUGGINGFACE 1
 #endif
 #endif
@@ -84,7 +85,11 @@ inline Source read_huggingface(const std::string& folder, const std::string&)
 
 inline Source read_source(const std::string& path, const std::string& tokenizer)
 {
-    return is_directory(path) ? read_huggingface(path, tokenizer) : read_llama2c(path, tokenizer);
+    if (is_directory(path)) return read_huggingface(path, tokenizer);
+#ifdef TRANSFORMER_HAS_HUGGINGFACE
+    if (const File file = map_file(path); file->size >= 4 && std::memcmp(file->data, "GGUF", 4) == 0) return read_gguf(path, tokenizer);
+#endif
+    return read_llama2c(path, tokenizer);
 }
 
 }  // namespace weights

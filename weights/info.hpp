@@ -151,8 +151,11 @@ inline TensorSource table_entry(const transformer::Model& m, uint32_t i)
     t.identity = load_u64(p + 24);                             // one offset is one tensor
     const transformer::Tensor view{m.bytes + t.identity, t.rows, t.cols, t.count, t.stored};
     t.read = [view](uint32_t matrix, uint32_t first, uint32_t n, float* out) {
-        for (uint32_t row = 0; row < n; row++)
-            transformer::dequantize_row(view, matrix, first + row, out + size_t{row} * view.cols);
+        for (uint32_t row = 0; row < n; row++, out += view.cols)
+            if (view.dtype != DType::u8)
+                transformer::dequantize_row(view, matrix, first + row, out);
+            else
+                for (uint32_t c = 0; c < view.cols; c++) out[c] = view.data[size_t{first + row} * view.cols + c];
     };
     if (transformer::is_quantised(view.dtype))
         t.read_tile = [view](uint32_t matrix, uint32_t tile, unsigned char* out) {
@@ -206,7 +209,8 @@ inline std::set<uint64_t> constant_norms(const Source& source)
     std::set<uint64_t> constants;
     for (const TensorSource& t : source.tensors) {
         if (!t.identity || part_of(t) != std::string("norms")) continue;
-        const Role role = static_cast<Role>(t.role), branch = role == Role::ffn_norm_pre ? Role::attn_norm_pre : role;
+        const Role role = static_cast<Role>(t.role & 0x7f);
+        const Role branch = role == Role::ffn_norm_pre ? Role::attn_norm_pre : role;
         if (roles.emplace(t.identity, branch).first->second != branch) constants.insert(t.identity);
     }
     return constants;

@@ -19,8 +19,8 @@ struct Misuse : std::runtime_error {                           // wrong usage: e
 
 struct Arguments {
     std::vector<std::string> words;                            // MODEL and what follows it
-    std::optional<std::string> prompt, file, tokenizer, source, system, out, svg, header, features, rows, memory;
-    std::string mode = "generate", type, kv, isa = "best";     // choices
+    std::optional<std::string> prompt, file, tokenizer, source, system, chat_template, pair, out, svg, header, features, rows, memory;
+    std::string mode = "generate", type, kv, isa = "best", pooling; // choices
     float temperature = 1.0f, top_p = 0.9f, min_p = 0.0f, repeat_penalty = 1.0f;
     std::optional<uint64_t> seed, layer, predict;
     uint32_t top_k = 0, threads = 0, ctx_size = 0, window = 0, prefill = 512, decode = 128, repeat = 3;
@@ -64,8 +64,8 @@ struct Option {
 constexpr double any_u32 = 2147483647.0, any_u64 = 18446744073709551615.0;
 using A = Arguments;
 inline const Option options[] = {
-    {"prompt", 'i', "TEXT", &A::prompt, 0, 0, v_text, "the text to go on from; of an encoder-decoder its source"},
-    {"file", 'f', "FILE", &A::file, 0, 0, v_text, "the same out of a file, every byte of it"},
+    {"prompt", 'i', "TEXT", &A::prompt, 0, 0, v_text | v_chat, "the text to go on from; a source; the first message of a chat"},
+    {"file", 'f', "FILE", &A::file, 0, 0, v_text | v_chat, "the same out of a file, every byte of it"},
     {"source", 0, "TEXT", &A::source, 0, 0, v_run | v_rows, "source of an encoder-decoder; -i then begins the answer"},
     {"predict", 'n', "N", &A::predict, 0, 1e9, v_generates | v_greedy, "new tokens at most (256)"},
     {"temp", 't', "X", &A::temperature, 0, 1000, v_generates, "temperature; 0 is greedy whatever else is set (1.0)"},
@@ -76,6 +76,9 @@ inline const Option options[] = {
     {"seed", 's', "N", &A::seed, 0, any_u64, v_generates, "of the random choices; without it from the clock, told at the end"},
     {"mode", 'm', "generate|chat", &A::mode, 0, 0, v_run, "chat is the verb chat"},
     {"system", 'y', "TEXT", &A::system, 0, 0, v_generates, "system prompt of a chat"},
+    {"chat-template", 0, "NAME or FILE", &A::chat_template, 0, 0, v_generates, "chatml, llama3 ... or a template in Jinja, in place of the model's"},
+    {"pair", 0, "TEXT", &A::pair, 0, 0, v_classify, "a second text that belongs to the first"},
+    {"pooling", 0, "mean|cls|last", &A::pooling, 0, 0, v_embed, "which rows make the vector (what the model says, or mean)"},
     {"ids", 0, "1,2,3", &A::ids, 0, any_u32, v_rows | v_next | v_detokenize | v_perplexity, "token ids in place of text"},
     {"rows", 0, "FILE", &A::rows, 0, 0, v_rows, "embedded rows in place of ids: raw float32, (T, dim)"},
     {"types", 0, "0,0,1", &A::types, 0, any_u32, v_rows, "token types, one an id"},
@@ -103,8 +106,9 @@ inline const Option options[] = {
     {"kv", 0, "f16|f32|q8_0", &A::kv, 0, 0, v_forward | v_info | v_import, "type of the cache (f16; f32 where numbers are compared)"},
     {"tokenizer", 'z', "FILE", &A::tokenizer, 0, 0, v_every, "the tokenizer, if it is not beside the model"},
     {"type", 0, "f32|f16|bf16|q8_0|q4_0|q4_1", &A::type, 0, 0, v_forward | v_info | v_import, "convert the weights"},
-    {"stats", 0, nullptr, &A::stats, 0, 0, v_run, "more statistics"},
-    {"json", 0, nullptr, &A::json, 0, 0, v_run | v_info | v_review | v_bench | v_next | v_perplexity, "for a program to read"},
+    {"stats", 0, nullptr, &A::stats, 0, 0, v_generates | v_embed, "more statistics"},
+    {"json", 0, nullptr, &A::json, 0, 0, v_generates | v_info | v_review | v_bench | v_next | v_fill | v_classify | v_perplexity,
+     "for a program to read"},
     {"help", 'h', nullptr, &A::help, 0, 0, v_every, "this text"},
     {"version", 0, nullptr, &A::version, 0, 0, v_every, "the version"},
 };

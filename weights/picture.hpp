@@ -410,10 +410,10 @@ inline std::string block_svg(const Source& s, const Counts& counts)
     main.output();
     const std::string name = s.kind.rfind("Hugging Face ", 0) == 0 ? s.kind.substr(13) : s.kind,
                       size = digits(counts.parameters) + " parameters",
-                      active = ", of which a token uses " + digits(counts.active);
+                      active = ", of which a token uses " + digits(counts.active), d = ", d = " + digits(s.main.dim);
     const int middle = two ? (p.left() + p.right()) / 2 : main.x, top = p.top() - 16;
     p.text(middle, top - 18, "t", 16, name);
-    p.text(middle, top, "n", 11, size + (counts.active == counts.parameters ? "" : active) + ", d = " + digits(s.main.dim));
+    p.text(middle, top, "n", 11, size + (counts.active == counts.parameters ? "" : active) + d);
     return p.svg(name + ": " + size);
 }
 

@@ -1,10 +1,13 @@
-// weights/regex.hpp - regular expressions of pre-tokenisers, made into the automata that transformer.hpp runs
+// weights/regex.hpp - regular expressions of pre-tokenisers, made into the automata that
+// transformer.hpp runs
 //
-// A pattern becomes a tree, the tree a nondeterministic automaton whose threads are ordered as a backtracking matcher would try
-// them (Pike's construction), that one a deterministic table over classes of characters: the same match as that of a backtracking
-// engine, in linear time. Lookahead of one character, (?!\S) or $, is part of it: the table reads one character more than it
-// matches. Known: literals, classes with ranges, negation and &&, \p{..} of categories, \s \S \d \w, groups, (?i:..), | ? * + {m,n},
-// lazy and possessive forms. Anything else is refused by name, for it would change the ids.
+// A pattern becomes a tree, the tree a nondeterministic automaton whose threads are ordered as a
+// backtracking matcher would try them (Pike's construction), that one a deterministic table over
+// classes of characters: the same match as that of a backtracking engine, in linear time. Lookahead
+// of one character, (?!\S) or $, is part of it: the table reads one character more than it matches.
+// Known: literals, classes with ranges, negation and &&, \p{..} of categories, \s \S \d \w, groups,
+// (?i:..), | ? * + {m,n}, lazy and possessive forms. Anything else is refused by name, for it would
+// change the ids.
 #ifndef TRANSFORMER_WEIGHTS_REGEX_HPP
 #define TRANSFORMER_WEIGHTS_REGEX_HPP
 
@@ -18,16 +21,18 @@
 
 namespace weights {
 
-// ---- Sets of characters ----------------------------------------------------------------------------------------------
+// ---- Sets of characters -------------------------------------------------------------------------
 
-constexpr uint32_t end_of_text = 0x110001, no_character = 0x110000; // what is not UTF-8 counts as an unassigned character
+constexpr uint32_t end_of_text = 0x110001,
+                   no_character = 0x110000; // what is not UTF-8 counts as an unassigned character
 
 struct CodeSet {                    // ascending, apart
     std::vector<std::pair<uint32_t, uint32_t>> ranges;
 
     bool has(uint32_t c) const
     {
-        const auto after = std::upper_bound(ranges.begin(), ranges.end(), std::make_pair(c, UINT32_MAX));
+        const auto after = std::upper_bound(ranges.begin(), ranges.end(),
+                                            std::make_pair(c, UINT32_MAX));
         return after != ranges.begin() && after[-1].second >= c;
     }
     CodeSet& add(uint32_t first, uint32_t last)
@@ -80,7 +85,8 @@ inline uint32_t category_index(std::string_view name)
 }
 inline uint32_t category_of(uint32_t c)
 {
-    const auto after = std::upper_bound(std::begin(unicode_category), std::end(unicode_category), c << 5 | 31);
+    const auto after = std::upper_bound(std::begin(unicode_category), std::end(unicode_category),
+                                        c << 5 | 31);
     return after[-1] & 31;
 }
 // The characters whose category begins so: "L", "Lu" ... Empty: there is none of that name.
@@ -91,8 +97,10 @@ inline CodeSet category(std::string_view name)
     const size_t n = std::size(unicode_category);
     for (size_t i = 0; i < n; i++) {
         const uint32_t which = unicode_category[i] & 31;
-        if (names.substr(3 * which, name.size()) != name || name.empty() || name.size() > 2) continue;
-        const uint32_t first = unicode_category[i] >> 5, last = i + 1 < n ? (unicode_category[i + 1] >> 5) - 1 : no_character;
+        if (names.substr(3 * which, name.size()) != name || name.empty() || name.size() > 2)
+            continue;
+        const uint32_t first = unicode_category[i] >> 5,
+                       last = i + 1 < n ? (unicode_category[i + 1] >> 5) - 1 : no_character;
         if (!out.ranges.empty() && out.ranges.back().second + 1 == first)
             out.ranges.back().second = last;
         else
@@ -103,35 +111,65 @@ inline CodeSet category(std::string_view name)
 inline CodeSet white_space()
 {
     CodeSet s;
-    for (const auto& [first, last] : {std::pair<uint32_t, uint32_t>{9, 13}, {32, 32}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680},
-                                      {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}})
+    for (const auto& [first, last] : {std::pair<uint32_t, uint32_t>{9, 13},
+                                      {32, 32},
+                                      {0x85, 0x85},
+                                      {0xa0, 0xa0},
+                                      {0x1680, 0x1680},
+                                      {0x2000, 0x200a},
+                                      {0x2028, 0x2029},
+                                      {0x202f, 0x202f},
+                                      {0x205f, 0x205f},
+                                      {0x3000, 0x3000}})
         s.add(first, last);
     return s;
 }
-inline CodeSet word_characters()    // Unicode's \w: letters, marks, numbers of letters and digits, connectors, joiners
+inline CodeSet word_characters() // Unicode's \w: letters, marks, numbers of letters and digits,
+                                 // connectors, joiners
 {
     CodeSet s = category("L");
     for (const char* name : {"M", "Nd", "Nl", "Pc"}) s.add(category(name));
-    return s.add(0x200c, 0x200d).add(0x24b6, 0x24e9).add(0x1f130, 0x1f149).add(0x1f150, 0x1f169).add(0x1f170, 0x1f189);
+    return s.add(0x200c, 0x200d)
+        .add(0x24b6, 0x24e9)
+        .add(0x1f130, 0x1f149)
+        .add(0x1f150, 0x1f169)
+        .add(0x1f170, 0x1f189);
 }
 inline CodeSet han_script()
 {
     CodeSet s;
-    for (const auto& [first, last] : {std::pair<uint32_t, uint32_t>{0x2e80, 0x2e99}, {0x2e9b, 0x2ef3}, {0x2f00, 0x2fd5}, {0x3005, 0x3005},
-                                      {0x3007, 0x3007}, {0x3021, 0x3029}, {0x3038, 0x303b}, {0x3400, 0x4dbf}, {0x4e00, 0x9fff},
-                                      {0xf900, 0xfa6d}, {0xfa70, 0xfad9}, {0x16fe2, 0x16fe3}, {0x16ff0, 0x16ff1}, {0x20000, 0x2a6df},
-                                      {0x2a700, 0x2b739}, {0x2b740, 0x2b81d}, {0x2b820, 0x2cea1}, {0x2ceb0, 0x2ebe0}, {0x2ebf0, 0x2ee5d},
-                                      {0x2f800, 0x2fa1d}, {0x30000, 0x3134a}, {0x31350, 0x323af}})
+    for (const auto& [first, last] : {std::pair<uint32_t, uint32_t>{0x2e80, 0x2e99},
+                                      {0x2e9b, 0x2ef3},
+                                      {0x2f00, 0x2fd5},
+                                      {0x3005, 0x3005},
+                                      {0x3007, 0x3007},
+                                      {0x3021, 0x3029},
+                                      {0x3038, 0x303b},
+                                      {0x3400, 0x4dbf},
+                                      {0x4e00, 0x9fff},
+                                      {0xf900, 0xfa6d},
+                                      {0xfa70, 0xfad9},
+                                      {0x16fe2, 0x16fe3},
+                                      {0x16ff0, 0x16ff1},
+                                      {0x20000, 0x2a6df},
+                                      {0x2a700, 0x2b739},
+                                      {0x2b740, 0x2b81d},
+                                      {0x2b820, 0x2cea1},
+                                      {0x2ceb0, 0x2ebe0},
+                                      {0x2ebf0, 0x2ee5d},
+                                      {0x2f800, 0x2fa1d},
+                                      {0x30000, 0x3134a},
+                                      {0x31350, 0x323af}})
         s.ranges.push_back({first, last});
     return s;
 }
 
-// ---- Patterns --------------------------------------------------------------------------------------------------------
+// ---- Patterns -----------------------------------------------------------------------------------
 
 struct Pattern {                    // an automaton with ordered threads; state 0 is the match
     struct State {
         enum Kind : uint8_t { match, character, fork, ahead } kind = match;
-        CodeSet set;                // of a character, or of what must come next; end_of_text can be in the latter
+        CodeSet set; // of a character, or of what must come next; end_of_text can be in the latter
         uint32_t next = 0, other = 0;
     };
     std::vector<State> states{State{}};
@@ -140,7 +178,9 @@ struct Pattern {                    // an automaton with ordered threads; state 
 
 class RegexParser {
 public:
-    RegexParser(const std::string& text, const std::string& where, bool line_ends) : text_(text), where_(where), line_ends_(line_ends) {}
+    RegexParser(const std::string& text, const std::string& where, bool line_ends)
+        : text_(text), where_(where), line_ends_(line_ends)
+    {}
 
     Pattern pattern()
     {
@@ -162,20 +202,27 @@ private:
 
     [[noreturn]] void fail(const std::string& what) const
     {
-        throw Error(where_ + ": the pattern '" + printable(text_, 200) + "' is not supported: " + what + " at byte " + std::to_string(at_));
+        throw Error(where_ + ": the pattern '" + printable(text_, 200) +
+                    "' is not supported: " + what + " at byte " + std::to_string(at_));
     }
     bool end() const { return at_ >= text_.size(); }
     bool take(std::string_view token)
     {
-        if (std::string_view(text_).substr(std::min(at_, text_.size()), token.size()) != token) return false;
+        if (std::string_view(text_).substr(std::min(at_, text_.size()), token.size()) != token)
+            return false;
         at_ += token.size();
         return true;
     }
     uint32_t code()
     {
         if (end()) fail("it ends early");
-        const auto byte = [&](size_t i) { return i < text_.size() ? static_cast<unsigned char>(text_[i]) : 0u; };
-        const uint32_t lead = byte(at_), more = lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : lead >= 0xc0 ? 1 : 0;
+        const auto byte = [&](size_t i) {
+            return i < text_.size() ? static_cast<unsigned char>(text_[i]) : 0u;
+        };
+        const uint32_t lead = byte(at_), more = lead >= 0xf0   ? 3
+                                                : lead >= 0xe0 ? 2
+                                                : lead >= 0xc0 ? 1
+                                                               : 0;
         uint32_t c = more == 3 ? lead & 7 : more == 2 ? lead & 15 : more ? lead & 31 : lead;
         for (uint32_t i = 1; i <= more; i++) c = c << 6 | (byte(at_ + i) & 63);
         at_ += more + 1;
@@ -216,7 +263,8 @@ private:
     {
         uint32_t n = 0;
         const size_t from = at_;
-        while (!end() && text_[at_] >= '0' && text_[at_] <= '9') n = std::min(n * 10 + static_cast<uint32_t>(text_[at_++] - '0'), 100000u);
+        while (!end() && text_[at_] >= '0' && text_[at_] <= '9')
+            n = std::min(n * 10 + static_cast<uint32_t>(text_[at_++] - '0'), 100000u);
         if (at_ == from) fail("a number is missing");
         return n;
     }
@@ -230,17 +278,18 @@ private:
             if (take("?")) n.most = 1;
             else if (take("*")) n.most = endless;
             else if (take("+")) n.least = 1, n.most = endless;
-            else if (!end() && text_[at_] == '{' && at_ + 1 < text_.size() && text_[at_ + 1] >= '0' && text_[at_ + 1] <= '9') {
+            else if (!end() && text_[at_] == '{' && at_ + 1 < text_.size() &&
+                     text_[at_ + 1] >= '0' && text_[at_ + 1] <= '9') {
                 at_++;
                 n.least = n.most = number();
                 if (take(",")) n.most = !end() && text_[at_] == '}' ? endless : number();
-                if (!take("}") || n.most < n.least || (n.most != endless ? n.most : n.least) > 200) fail("such a repetition");
-            } else
-                return node;
+                if (!take("}") || n.most < n.least || (n.most != endless ? n.most : n.least) > 200)
+                    fail("such a repetition");
+            } else return node;
             if (nodes_[node].kind == Node::ahead) fail("a repeated lookahead");
             n.lazy = take("?");
-            // A possessive form differs from the greedy one only where the greedy one would give characters back; the patterns
-            // in use put it where what follows could not take them.
+            // A possessive form differs from the greedy one only where the greedy one would give
+            // characters back; the patterns in use put it where what follows could not take them.
             if (!n.lazy) take("+");
             n.parts = {node};
             node = add(std::move(n));
@@ -264,7 +313,10 @@ private:
         const bool braces = take("{");
         for (; !end() && n < (braces ? 6 : digits); n++) {
             const char d = text_[at_];
-            const int v = d >= '0' && d <= '9' ? d - '0' : d >= 'a' && d <= 'f' ? d - 'a' + 10 : d >= 'A' && d <= 'F' ? d - 'A' + 10 : -1;
+            const int v = d >= '0' && d <= '9'   ? d - '0'
+                          : d >= 'a' && d <= 'f' ? d - 'a' + 10
+                          : d >= 'A' && d <= 'F' ? d - 'A' + 10
+                                                 : -1;
             if (v < 0) break;
             c = c * 16 + static_cast<uint32_t>(v);
             at_++;
@@ -294,7 +346,8 @@ private:
             } else if (!end()) {
                 name = text_[at_++];
             }
-            const CodeSet set = name == "Han" || name == "Script=Han" ? han_script() : category(name);
+            const CodeSet set = name == "Han" || name == "Script=Han" ? han_script()
+                                                                      : category(name);
             if (set.ranges.empty()) fail("the class \\p{" + printable(name) + "}");
             return inverted ? set.inverted() : set;
         }
@@ -309,7 +362,8 @@ private:
         else if (take("u")) c = hexadecimal(4);
         else {
             const char letter = end() ? 'a' : text_[at_];
-            if ((letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') || (letter >= '0' && letter <= '9'))
+            if ((letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+                (letter >= '0' && letter <= '9'))
                 fail(std::string("\\") + letter);
             c = code();
         }
@@ -364,9 +418,11 @@ private:
     uint32_t atom(uint32_t depth)
     {
         if (take("(")) {
-            const bool before = ignore_case_, not_ahead = take("?!"), ahead = !not_ahead && take("?=");
+            const bool before = ignore_case_, not_ahead = take("?!"),
+                       ahead = !not_ahead && take("?=");
             if (take("?i:")) ignore_case_ = true;
-            else if (!not_ahead && !ahead && take("?") && !take(":") && !take(">")) fail("this kind of group");
+            else if (!not_ahead && !ahead && take("?") && !take(":") && !take(">"))
+                fail("this kind of group");
             uint32_t inner = alternatives(depth + 1);
             ignore_case_ = before;
             if (!take(")")) fail("a ) is missing");
@@ -391,7 +447,8 @@ private:
             n.chars.ranges.push_back({end_of_text, end_of_text});
             return add(std::move(n));
         }
-        if (text_[at_] == '^' || text_[at_] == '*' || text_[at_] == '+' || text_[at_] == '?') fail(std::string("'") + text_[at_] + "' here");
+        if (text_[at_] == '^' || text_[at_] == '*' || text_[at_] == '+' || text_[at_] == '?')
+            fail(std::string("'") + text_[at_] + "' here");
         const uint32_t c = code();
         return add_set(cased(CodeSet().add(c, c)));
     }
@@ -434,7 +491,8 @@ private:
         }
         case Node::repeat: {
             const auto fork = [&](uint32_t inside, uint32_t outside) {
-                return Pattern::State{Pattern::State::fork, {}, n.lazy ? outside : inside, n.lazy ? inside : outside};
+                return Pattern::State{
+                    Pattern::State::fork, {}, n.lazy ? outside : inside, n.lazy ? inside : outside};
             };
             if (n.most == endless) {
                 const uint32_t loop = state({});
@@ -471,7 +529,7 @@ inline Pattern parse_regex(const std::string& text, const std::string& where, bo
     return RegexParser(text, where, line_ends).pattern();
 }
 
-// ---- Automata --------------------------------------------------------------------------------------------------------
+// ---- Automata -----------------------------------------------------------------------------------
 
 struct SplitStage {
     Pattern pattern;
@@ -506,7 +564,8 @@ private:
         std::vector<uint32_t> bounds{0};
         for (const SplitStage& stage : stages)
             for (const Pattern::State& s : stage.pattern.states) {
-                if (s.kind != Pattern::State::character && s.kind != Pattern::State::ahead) continue;
+                if (s.kind != Pattern::State::character && s.kind != Pattern::State::ahead)
+                    continue;
                 sets.push_back(&s.set);
                 for (const auto& [first, last] : s.set.ranges) {
                     bounds.push_back(first);
@@ -526,8 +585,11 @@ private:
                 while (place[i] < r.size() && r[place[i]].second < from) place[i]++;
                 in[i] = place[i] < r.size() && r[place[i]].first <= from;
             }
-            const uint32_t id = known.emplace(std::move(in), static_cast<uint32_t>(known.size())).first->second;
-            if (id > 250) throw Error(where_ + ": the pre-tokeniser tells more than 250 classes of characters apart");
+            const uint32_t id =
+                known.emplace(std::move(in), static_cast<uint32_t>(known.size())).first->second;
+            if (id > 250)
+                throw Error(where_ +
+                            ": the pre-tokeniser tells more than 250 classes of characters apart");
             if (starts_.empty() || starts_.back() % 256 != id) starts_.push_back(from << 8 | id);
         }
         n_classes_ = static_cast<uint32_t>(known.size()) + 1;  // and the end of the text
@@ -542,8 +604,10 @@ private:
     }
 
     using Threads = std::vector<uint32_t>;
-    // Adds what can be reached without a character, in order. `c`: the next one, if it is known (0xffffffff: not), for lookahead.
-    static void reach(const Pattern& p, uint32_t first, uint32_t c, Threads& out, std::vector<bool>& seen)
+    // Adds what can be reached without a character, in order. `c`: the next one, if it is known
+    // (0xffffffff: not), for lookahead.
+    static void reach(const Pattern& p, uint32_t first, uint32_t c, Threads& out,
+                      std::vector<bool>& seen)
     {
         std::vector<uint32_t> todo{first};
         while (!todo.empty()) {
@@ -582,21 +646,26 @@ private:
                 bool match = false;
                 for (const uint32_t t : ready) {
                     const Pattern::State& s = p.states[t];
-                    if (s.kind == Pattern::State::match) {     // threads behind it would never have been tried
+                    if (s.kind ==
+                        Pattern::State::match) { // threads behind it would never have been tried
                         match = true;
                         break;
                     }
-                    if (c != end_of_text && s.set.has(c)) reach(p, s.next, 0xffffffff, next, reached);
+                    if (c != end_of_text && s.set.has(c))
+                        reach(p, s.next, 0xffffffff, next, reached);
                 }
                 const auto found = known.emplace(next, static_cast<uint32_t>(states.size()));
                 if (found.second) states.push_back(next);
-                if (states.size() > 4000) throw Error(where_ + ": the pre-tokeniser's pattern needs more than 4000 states");
+                if (states.size() > 4000)
+                    throw Error(where_ +
+                                ": the pre-tokeniser's pattern needs more than 4000 states");
                 const uint32_t cell = found.first->second | (match ? 0x8000u : 0u);
                 table += static_cast<char>(cell & 255);
                 table += static_cast<char>(cell >> 8);
             }
         }
-        if (states.size() < 2) throw Error(where_ + ": the pre-tokeniser's pattern matches nothing");
+        if (states.size() < 2)
+            throw Error(where_ + ": the pre-tokeniser's pattern matches nothing");
         table.append((4 - table.size() % 4) % 4, '\0');
         word(split, stage.flags);
         word(split, static_cast<uint32_t>(2 + table.size() / 4));

@@ -337,8 +337,7 @@ inline std::string table_row(const std::vector<std::pair<size_t, std::string>>& 
 inline std::string review_text(const std::string& name, const Source& s, const Counts& counts,
                                const std::vector<Finding>& findings)
 {
-    std::string text = printable(name, 1000) + ": " + s.kind + ", " + digits(counts.parameters) + " parameters\n",
-                cited;
+    std::string text = heading(name, s.kind + ", " + digits(counts.parameters) + " parameters"), cited;
     text += "Today is what most of Llama 3, Qwen 3, Gemma 3, OLMo 2 and DeepSeek-V3 do. The last column: what\nthe "
             "change that is named costs in parameters.\n\n";
     text += table_row({{18, ""}, {34, "this model"}, {30, "today"}, {18, "change costs"}});

@@ -1,7 +1,9 @@
-// weights/vocabulary.hpp - a vocabulary as the readers give it, and the chunks that transformer.hpp reads
+// weights/vocabulary.hpp - a vocabulary as the readers give it, and the chunks that transformer.hpp
+// reads
 //
-// Everything that makes tokenizing fast or exact is worked out here, once: a trie of the tokens, a hash table of the merges, steps of
-// normalisation with the Unicode data that they need, automata for the pre-tokeniser. README.md describes the chunks.
+// Everything that makes tokenizing fast or exact is worked out here, once: a trie of the tokens, a
+// hash table of the merges, steps of normalisation with the Unicode data that they need, automata
+// for the pre-tokeniser. README.md describes the chunks.
 #ifndef TRANSFORMER_WEIGHTS_VOCABULARY_HPP
 #define TRANSFORMER_WEIGHTS_VOCABULARY_HPP
 
@@ -22,28 +24,30 @@ struct AddedToken {                 // found in the text before anything else ha
     bool special = false;           // only looked for when special tokens are
     bool strips_left = false, strips_right = false; // blanks beside it belong to it
     bool normalised = false;        // looked for in normalised text; `text` is normalised
-    bool symbol = false;            // SentencePiece's user-defined symbol: in normalised text, and left alone by the rules
+    bool symbol = false; // SentencePiece's user-defined symbol: in normalised text, and left alone
+                         // by the rules
 };
 
 struct VocabularySource {
     transformer::VocabularyKind kind = transformer::VocabularyKind::none;
     uint32_t flags = 0;
-    std::vector<std::string> tokens;                           // as they are printed: SentencePiece's U+2581 is a space here
+    std::vector<std::string> tokens; // as they are printed: SentencePiece's U+2581 is a space here
     std::vector<float> scores;
     std::vector<transformer::TokenType> types;
     std::vector<std::array<uint32_t, 4>> merges;               // left, right, rank, result
     std::vector<int32_t> stop;
     int32_t bos = -1, eos = -1, unknown = -1, pad = -1, separator = -1, classify = -1, mask = -1;
-    uint32_t growth = 0, growth_chars = 0;                     // of text that is normalised; 0: what the kind needs
+    uint32_t growth = 0, growth_chars = 0; // of text that is normalised; 0: what the kind needs
     uint32_t longest_word = 100;                               // WordPiece: characters
     std::vector<AddedToken> added;
-    std::vector<uint32_t> layout, pair_layout;                 // ids (+ type << 24), layout_a and layout_b for the texts
-    std::string normal, split, classes;                        // chunks: steps, automata and their classes
+    std::vector<uint32_t> layout,
+        pair_layout;                    // ids (+ type << 24), layout_a and layout_b for the texts
+    std::string normal, split, classes; // chunks: steps, automata and their classes
     std::string chat_template, labels;
 };
 constexpr uint32_t layout_a = 0xffffff, layout_b = 0xfffffe;
 
-// ---- Bytes -----------------------------------------------------------------------------------------------------------
+// ---- Bytes --------------------------------------------------------------------------------------
 
 class Words {                       // a payload of 32-bit words
 public:
@@ -84,9 +88,10 @@ private:
     Words words_;
 };
 
-// ---- Tries -----------------------------------------------------------------------------------------------------------
+// ---- Tries --------------------------------------------------------------------------------------
 
-// A double-array trie in the form that transformer.hpp walks through, see its section 21. Keys are at most 1,024 bytes long.
+// A double-array trie in the form that transformer.hpp walks through, see its section 21. Keys are
+// at most 1,024 bytes long.
 class TrieBuilder {
 public:
     static constexpr size_t longest_key = 1024;
@@ -125,7 +130,8 @@ private:
             (last_ == none ? first_ : next_[last_]) = i;
             last_ = i;
         }
-        if (units_.size() > block * open_blocks) {             // blocks that are nearly full are not looked at again
+        if (units_.size() >
+            block * open_blocks) { // blocks that are nearly full are not looked at again
             const uint32_t end = static_cast<uint32_t>(units_.size()) - block * open_blocks;
             while (first_ != none && first_ < end) unlink(first_);
         }
@@ -138,7 +144,9 @@ private:
     void reserve(uint32_t i)
     {
         while (i >= units_.size()) grow();
-        if (i >= block * open_blocks && i < units_.size() - std::min<size_t>(units_.size(), block * open_blocks)) return;
+        if (i >= block * open_blocks &&
+            i < units_.size() - std::min<size_t>(units_.size(), block * open_blocks))
+            return;
         if (!taken_[i]) {
             taken_[i] = true;
             unlink(i);
@@ -159,17 +167,20 @@ private:
             for (size_t i = 1; i < labels.size() && fits; i++) fits = !taken_[base ^ labels[i]];
             if (fits) return base;
         }
-        const uint32_t base = static_cast<uint32_t>(units_.size()) | (node & 511); // a new block, at a distance that always fits
+        const uint32_t base = static_cast<uint32_t>(units_.size()) |
+                              (node & 511); // a new block, at a distance that always fits
         grow();
         return base;
     }
-    void arrange(const std::vector<std::pair<std::string_view, uint32_t>>& list, size_t begin, size_t end, size_t depth, uint32_t node)
+    void arrange(const std::vector<std::pair<std::string_view, uint32_t>>& list, size_t begin,
+                 size_t end, size_t depth, uint32_t node)
     {
         std::vector<uint32_t> labels;
         std::vector<size_t> starts;
         for (size_t i = begin; i < end; i++) {
             const std::string_view key = list[i].first;
-            const uint32_t label = depth < key.size() ? static_cast<unsigned char>(key[depth]) + 1u : 0;
+            const uint32_t label = depth < key.size() ? static_cast<unsigned char>(key[depth]) + 1u
+                                                      : 0;
             if (labels.empty() || labels.back() != label) {
                 labels.push_back(label);
                 starts.push_back(i);
@@ -180,8 +191,10 @@ private:
         base_used_[base] = true;
         for (const uint32_t label : labels) reserve(base ^ label);
         const uint32_t own = node ? units_[node] & 511 : 0;
-        units_[node] = own | (labels[0] == 0 ? 512u : 0u) | (distance < 1u << 20 ? distance << 11 : (distance >> 9) << 11 | 1024u);
-        for (size_t i = 0; i < labels.size(); i++) units_[base ^ labels[i]] = labels[i] ? labels[i] : list[begin].second | 1u << 31;
+        units_[node] = own | (labels[0] == 0 ? 512u : 0u) |
+                       (distance < 1u << 20 ? distance << 11 : (distance >> 9) << 11 | 1024u);
+        for (size_t i = 0; i < labels.size(); i++)
+            units_[base ^ labels[i]] = labels[i] ? labels[i] : list[begin].second | 1u << 31;
         for (size_t i = 0; i < labels.size(); i++)
             if (labels[i]) arrange(list, starts[i], starts[i + 1], depth + 1, base ^ labels[i]);
     }
@@ -191,12 +204,14 @@ private:
     uint32_t first_ = none, last_ = none;
 };
 
-// ---- Normalising -----------------------------------------------------------------------------------------------------
+// ---- Normalising --------------------------------------------------------------------------------
 
 inline std::string utf8(uint32_t c)
 {
     std::string out;
-    const auto put = [&](uint32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
+    const auto put = [&](uint32_t byte) {
+        out += static_cast<char>(static_cast<unsigned char>(byte));
+    };
     if (c < 0x80) put(c);
     else if (c < 0x800) put(0xc0 | c >> 6);
     else if (c < 0x10000) put(0xe0 | c >> 12);
@@ -209,8 +224,13 @@ inline std::string utf8(uint32_t c)
 // The next character of text that is known to be UTF-8 or nearly so.
 inline uint32_t next_code(const std::string& s, size_t* at)
 {
-    const auto byte = [&](size_t i) { return i < s.size() ? static_cast<unsigned char>(s[i]) : 0u; };
-    const uint32_t lead = byte(*at), more = lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : lead >= 0xc0 ? 1 : 0;
+    const auto byte = [&](size_t i) {
+        return i < s.size() ? static_cast<unsigned char>(s[i]) : 0u;
+    };
+    const uint32_t lead = byte(*at), more = lead >= 0xf0   ? 3
+                                            : lead >= 0xe0 ? 2
+                                            : lead >= 0xc0 ? 1
+                                                           : 0;
     uint32_t c = more == 3 ? lead & 7 : more == 2 ? lead & 15 : more ? lead & 31 : lead;
     for (uint32_t i = 1; i <= more; i++) c = c << 6 | (byte(*at + i) & 63);
     *at += more + 1;
@@ -234,7 +254,8 @@ struct Decompositions {             // one step each; Hangul is left out
     {
         if (c - 0xac00 < 11172) {
             const uint32_t s = c - 0xac00;
-            return utf8(0x1100 + s / 588) + utf8(0x1161 + s % 588 / 28) + (s % 28 ? utf8(0x11a7 + s % 28) : std::string());
+            return utf8(0x1100 + s / 588) + utf8(0x1161 + s % 588 / 28) +
+                   (s % 28 ? utf8(0x11a7 + s % 28) : std::string());
         }
         const auto found = of.find(c);
         if (found == of.end() || (found->second.compatible && !compatible)) return utf8(c);
@@ -244,17 +265,19 @@ struct Decompositions {             // one step each; Hangul is left out
     }
     static uint32_t combining(uint32_t c)
     {
-        const auto after = std::upper_bound(std::begin(unicode_combining), std::end(unicode_combining), c << 8 | 255);
+        const auto after = std::upper_bound(std::begin(unicode_combining),
+                                            std::end(unicode_combining), c << 8 | 255);
         return after[-1] & 255;
     }
-    static std::string sorted(const std::string& text)         // marks in the order of their classes
+    static std::string sorted(const std::string& text) // marks in the order of their classes
     {
         std::vector<uint32_t> codes;
         for (size_t at = 0; at < text.size();) codes.push_back(next_code(text, &at));
         for (size_t i = 0; i < codes.size();) {
             size_t end = i;
             while (end < codes.size() && combining(codes[end])) end++;
-            std::stable_sort(codes.begin() + static_cast<ptrdiff_t>(i), codes.begin() + static_cast<ptrdiff_t>(end),
+            std::stable_sort(codes.begin() + static_cast<ptrdiff_t>(i),
+                             codes.begin() + static_cast<ptrdiff_t>(end),
                              [](uint32_t a, uint32_t b) { return combining(a) < combining(b); });
             i = end + 1;
         }
@@ -282,7 +305,9 @@ inline std::string lower_case(uint32_t c)
     static const std::map<uint32_t, uint32_t> all = [] {
         std::map<uint32_t, uint32_t> m;
         for (size_t i = 0; i < std::size(unicode_lower); i += 4)
-            for (uint32_t k = unicode_lower[i]; k <= unicode_lower[i + 1]; k += unicode_lower[i + 2]) m[k] = k + unicode_lower[i + 3];
+            for (uint32_t k = unicode_lower[i]; k <= unicode_lower[i + 1];
+                 k += unicode_lower[i + 2])
+                m[k] = k + unicode_lower[i + 3];
         return m;
     }();
     if (c == 0x130) return "i\xcc\x87";
@@ -290,13 +315,24 @@ inline std::string lower_case(uint32_t c)
     return utf8(found == all.end() ? c : found->second);
 }
 
-// Builds the steps and keeps what they do, to say how much text can grow by them and to normalise added tokens.
+// Builds the steps and keeps what they do, to say how much text can grow by them and to normalise
+// added tokens.
 class NormalSteps {
 public:
     using Map = std::map<std::string, std::string>;
-    enum : uint32_t { map_step = 1, compose_step, spaces_step, escape_step, collapse_step, strip_step, prefix_step, late = 0x80000000 };
+    enum : uint32_t {
+        map_step = 1,
+        compose_step,
+        spaces_step,
+        escape_step,
+        collapse_step,
+        strip_step,
+        prefix_step,
+        late = 0x80000000
+    };
 
-    // flags: 1 user-defined symbols stay, 2 bytes that are not UTF-8 become U+FFFD, 4 they are dropped.
+    // flags: 1 user-defined symbols stay, 2 bytes that are not UTF-8 become U+FFFD, 4 they are
+    // dropped.
     void map(const Map& m, uint32_t flags)
     {
         TrieBuilder::Keys keys;
@@ -322,7 +358,7 @@ public:
         TrieBuilder::Keys keys;
         std::string pool;
         std::map<std::string, uint32_t> placed;
-        std::set<uint32_t> changes;                            // starters that are not always left alone
+        std::set<uint32_t> changes; // starters that are not always left alone
         Map m;
         for (const auto& [c, one] : d.of) {
             const std::string full = d.full(c, compatible);
@@ -352,19 +388,24 @@ public:
         for (const uint32_t c : changes) bounds[c] = bounds[c + 1] = true;
         bounds[0xac00] = bounds[0xd7a4] = true;
         for (const auto& [c, is] : bounds) {
-            const bool hangul = !composes && c >= 0xac00 && c < 0xd7a4, changed = is && (hangul || changes.count(c));
-            const uint32_t which = Decompositions::combining(c) ? Decompositions::combining(c) : changed ? 255 : 0;
+            const bool hangul = !composes && c >= 0xac00 && c < 0xd7a4,
+                       changed = is && (hangul || changes.count(c));
+            const uint32_t which = Decompositions::combining(c) ? Decompositions::combining(c)
+                                   : changed                    ? 255
+                                                                : 0;
             if (which != before) classes << (c << 8 | which);
             before = which;
         }
         const std::string trie = TrieBuilder::build(keys);
         Words w;
-        w << static_cast<uint32_t>(composes) << static_cast<uint32_t>(trie.size() / 4) << classes.size() << trie << classes.bytes << pool;
+        w << static_cast<uint32_t>(composes) << static_cast<uint32_t>(trie.size() / 4)
+          << classes.size() << trie << classes.bytes << pool;
         step(compose_step, w);
         maps_.push_back(std::move(m));
         hangul_ = maps_.size();
     }
-    // SentencePiece's: 1 a blank in front, 2 runs of blanks become one, 4 the blank behind instead of in front.
+    // SentencePiece's: 1 a blank in front, 2 runs of blanks become one, 4 the blank behind instead
+    // of in front.
     void spaces(uint32_t flags)
     {
         Words w;
@@ -384,10 +425,13 @@ public:
         w << (left ? 1u : 0u) + (right ? 2u : 0u);
         step(strip_step, w);
     }
-    // flags: 1 unless it is there, 2 only at the start of the whole text, 4 U+2581 becomes a blank first.
+    // flags: 1 unless it is there, 2 only at the start of the whole text, 4 U+2581 becomes a blank
+    // first.
     void prefix(const std::string& text, uint32_t flags, bool is_late)
     {
-        if (text.size() > 16) throw Error("a prefix of " + std::to_string(text.size()) + " bytes is longer than supported");
+        if (text.size() > 16)
+            throw Error("a prefix of " + std::to_string(text.size()) +
+                        " bytes is longer than supported");
         Words w;
         w << flags << static_cast<uint32_t>(text.size()) << text;
         step(is_late ? prefix_step | late : prefix_step, w);
@@ -407,9 +451,12 @@ public:
     }
 
 private:
-    static uint32_t place(const std::string& text, std::string& pool, std::map<std::string, uint32_t>& placed)
+    static uint32_t place(const std::string& text, std::string& pool,
+                          std::map<std::string, uint32_t>& placed)
     {
-        if (text.size() > 255) throw Error("a rule of normalisation gives " + std::to_string(text.size()) + " bytes, more than 255");
+        if (text.size() > 255)
+            throw Error("a rule of normalisation gives " + std::to_string(text.size()) +
+                        " bytes, more than 255");
         const auto found = placed.emplace(text, static_cast<uint32_t>(pool.size()));
         if (found.second) pool += static_cast<char>(text.size()) + text;
         return found.first->second;
@@ -460,7 +507,7 @@ private:
         for (const uint32_t c : codes_) {
             const std::string from = utf8(c);
             std::string now = from;
-            for (const Map& m : maps_) {                       // character by character is enough for a bound
+            for (const Map& m : maps_) { // character by character is enough for a bound
                 std::string out;
                 for (size_t at = 0; at < now.size();) {
                     const size_t begin = at;
@@ -471,7 +518,8 @@ private:
                 }
                 now = out;
             }
-            worst = std::max(worst, chars ? ratio(count(now), from.size()) : ratio(now.size(), from.size()));
+            worst = std::max(worst, chars ? ratio(count(now), from.size())
+                                          : ratio(now.size(), from.size()));
         }
         return hangul_ && !chars ? std::max(worst, 3u) : worst;
     }
@@ -483,16 +531,17 @@ private:
     uint32_t growth_ = 1, growth_chars_ = 1, invalid_ = 1;
 };
 
-// ---- The section -----------------------------------------------------------------------------------------------------
+// ---- The section --------------------------------------------------------------------------------
 
-inline uint32_t merge_slot(uint32_t left, uint32_t right, uint32_t n_slots) // pair_hash() of transformer.hpp
+inline uint32_t merge_slot(uint32_t left, uint32_t right,
+                           uint32_t n_slots) // pair_hash() of transformer.hpp
 {
     uint32_t h = left * 0x9e3779b1u ^ right * 0x85ebca77u;
     h = (h ^ h >> 15) * 0x2c1b3c6du;
     return static_cast<uint32_t>((uint64_t{h ^ h >> 13} * n_slots) >> 32);
 }
 
-class MergeTable {                  // open addressing; no pair is farther than 256 slots from where it belongs
+class MergeTable { // open addressing; no pair is farther than 256 slots from where it belongs
 public:
     using Slot = std::array<uint32_t, 4>;
 
@@ -500,14 +549,20 @@ public:
     {
         // Of a pair that is listed twice, the first (lowest) rank counts.
         std::sort(list.begin(), list.end());
-        list.erase(std::unique(list.begin(), list.end(), [](const Slot& a, const Slot& b) { return a[0] == b[0] && a[1] == b[1]; }), list.end());
+        list.erase(
+            std::unique(list.begin(), list.end(),
+                        [](const Slot& a, const Slot& b) { return a[0] == b[0] && a[1] == b[1]; }),
+            list.end());
         if (list.size() > 1u << 26) throw Error("the vocabulary has more than 2^26 merges");
         for (size_t n = std::max<size_t>(4, list.size() * 3 / 2);; n = n * 3 / 2) {
-            if (n > 8 * list.size() + 64) throw Error("the vocabulary's merges are built so that they all fall into one place");
+            if (n > 8 * list.size() + 64)
+                throw Error(
+                    "the vocabulary's merges are built so that they all fall into one place");
             slots.assign(n, {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff});
             bool good = true;
             for (size_t i = 0; i < list.size() && good; i++) {
-                uint32_t at = merge_slot(list[i][0], list[i][1], static_cast<uint32_t>(n)), probes = 0;
+                uint32_t at = merge_slot(list[i][0], list[i][1], static_cast<uint32_t>(n)),
+                         probes = 0;
                 while (slots[at][0] != 0xffffffff && ++probes < 256) at = at + 1 == n ? 0 : at + 1;
                 good = probes < 255;
                 slots[at] = list[i];
@@ -518,7 +573,8 @@ public:
     const Slot* find(uint32_t left, uint32_t right) const
     {
         const uint32_t n = static_cast<uint32_t>(slots.size());
-        for (uint32_t at = merge_slot(left, right, n), probes = 0; probes < 256 && slots[at][0] != 0xffffffff; probes++) {
+        for (uint32_t at = merge_slot(left, right, n), probes = 0;
+             probes < 256 && slots[at][0] != 0xffffffff; probes++) {
             if (slots[at][0] == left && slots[at][1] == right) return &slots[at];
             at = at + 1 == n ? 0 : at + 1;
         }
@@ -529,7 +585,8 @@ public:
 
 class VocabularyWriter {
 public:
-    explicit VocabularyWriter(const VocabularySource& source) : v(source), n(source.tokens.size()) {}
+    explicit VocabularyWriter(const VocabularySource& source) : v(source), n(source.tokens.size())
+    {}
 
     void write(Chunks& chunks)
     {
@@ -537,28 +594,38 @@ public:
         using transformer::VocabularyKind;
         expect("scores", v.scores.size());
         expect("token types", v.types.size());
-        if (n > 1u << 24) throw Error("the vocabulary has " + std::to_string(n) + " tokens, more than 2^24");
+        if (n > 1u << 24)
+            throw Error("the vocabulary has " + std::to_string(n) + " tokens, more than 2^24");
         if (v.kind == VocabularyKind::none) throw Error("the vocabulary has tokens but no kind");
-        const bool pieces = v.kind == VocabularyKind::sentencepiece_bpe || v.kind == VocabularyKind::unigram;
-        const bool plain_pieces = pieces && v.normal.empty();  // SentencePiece with no more than its own rules
+        const bool pieces = v.kind == VocabularyKind::sentencepiece_bpe ||
+                            v.kind == VocabularyKind::unigram;
+        const bool plain_pieces = pieces &&
+                                  v.normal.empty(); // SentencePiece with no more than its own rules
         find_ids();
         const MergeTable merges(v.merges);
         const TrieBuilder::Keys keys = find_keys(merges);
         uint32_t flags = v.flags & ~static_cast<uint32_t>(transformer::vocabulary_doubles_bos);
         if (!v.layout.empty()) flags |= transformer::vocabulary_doubles_bos;
-        if (v.kind == VocabularyKind::sentencepiece_bpe && words_are_apart(merges)) flags |= transformer::vocabulary_words;
+        if (v.kind == VocabularyKind::sentencepiece_bpe && words_are_apart(merges))
+            flags |= transformer::vocabulary_words;
 
-        float least = std::numeric_limits<float>::max(), most = std::numeric_limits<float>::min(); // as in sentencepiece's unigram model
+        float least = std::numeric_limits<float>::max(),
+              most = std::numeric_limits<float>::min(); // as in sentencepiece's unigram model
         for (size_t i = 0; i < v.scores.size(); i++) {
-            if (!std::isfinite(v.scores[i])) throw Error("token " + std::to_string(i) + " has no finite score");
+            if (!std::isfinite(v.scores[i]))
+                throw Error("token " + std::to_string(i) + " has no finite score");
             if (type(i) != transformer::TokenType::normal) continue;
             least = std::min(least, v.scores[i]);
             most = std::max(most, v.scores[i]);
         }
         Words info, stop, offsets, scores, table, byte_ids, layout;
-        const uint32_t growth = v.growth ? v.growth : plain_pieces ? 3 : 1, growth_chars = v.growth_chars ? v.growth_chars : 1;
-        info << static_cast<uint32_t>(v.kind) << flags << static_cast<uint32_t>(n) << v.bos << v.eos << v.unknown << v.pad
-             << v.separator << v.classify << v.mask << growth << growth_chars << v.longest_word << least - 10.0f << most;
+        const uint32_t growth = v.growth       ? v.growth
+                                : plain_pieces ? 3
+                                               : 1,
+                       growth_chars = v.growth_chars ? v.growth_chars : 1;
+        info << static_cast<uint32_t>(v.kind) << flags << static_cast<uint32_t>(n) << v.bos << v.eos
+             << v.unknown << v.pad << v.separator << v.classify << v.mask << growth << growth_chars
+             << v.longest_word << least - 10.0f << most;
         chunks.add(Chunk::info, info.bytes);
         for (const int32_t id : v.stop) stop << id;
         if (!v.stop.empty()) chunks.add(Chunk::stop, stop.bytes);
@@ -566,7 +633,8 @@ public:
         for (const std::string& token : v.tokens) {
             offsets << static_cast<uint32_t>(text.size());
             text += token;
-            if (text.size() > UINT32_MAX - 3) throw Error("the text of the vocabulary is larger than 4 GiB");
+            if (text.size() > UINT32_MAX - 3)
+                throw Error("the text of the vocabulary is larger than 4 GiB");
         }
         offsets << static_cast<uint32_t>(text.size());
         chunks.add(Chunk::offsets, offsets.bytes);
@@ -580,11 +648,13 @@ public:
             for (const uint32_t w : m) table << w;
         if (!v.merges.empty()) chunks.add(Chunk::merges, table.bytes);
         for (const uint32_t id : bytes_) byte_ids << id;
-        if (v.kind == VocabularyKind::byte_bpe || v.flags & transformer::vocabulary_byte_fallback) chunks.add(Chunk::bytes, byte_ids.bytes);
+        if (v.kind == VocabularyKind::byte_bpe || v.flags & transformer::vocabulary_byte_fallback)
+            chunks.add(Chunk::bytes, byte_ids.bytes);
         if (plain_pieces) {
             NormalSteps steps;
             steps.map({}, 1 | 2);
-            steps.spaces((v.flags & transformer::vocabulary_dummy_prefix ? 1u : 0u) | (v.flags & transformer::vocabulary_collapse_spaces ? 2u : 0u));
+            steps.spaces((v.flags & transformer::vocabulary_dummy_prefix ? 1u : 0u) |
+                         (v.flags & transformer::vocabulary_collapse_spaces ? 2u : 0u));
             chunks.add(Chunk::normal, steps.bytes);
         } else if (!v.normal.empty()) {
             chunks.add(Chunk::normal, v.normal);
@@ -605,28 +675,43 @@ private:
     void expect(const char* what, size_t count) const
     {
         if (count && count != n)
-            throw Error("the vocabulary has " + std::to_string(n) + " tokens but " + std::to_string(count) + " " + what);
+            throw Error("the vocabulary has " + std::to_string(n) + " tokens but " +
+                        std::to_string(count) + " " + what);
     }
-    transformer::TokenType type(size_t i) const { return v.types.empty() ? transformer::TokenType::normal : v.types[i]; }
+    transformer::TokenType type(size_t i) const
+    {
+        return v.types.empty() ? transformer::TokenType::normal : v.types[i];
+    }
 
     void find_ids()
     {
         using transformer::TokenType;
         bytes_.fill(0xffffffff);
-        for (size_t i = n; i--;) {                             // of equal tokens the lowest id, but an unused one only if there is no other
+        for (size_t i = n;
+             i--;) { // of equal tokens the lowest id, but an unused one only if there is no other
             const std::string& t = v.tokens[i];
-            const bool byte = type(i) == TokenType::byte || (v.kind == transformer::VocabularyKind::byte_bpe && type(i) == TokenType::normal);
-            if (byte && t.size() == 1) bytes_[static_cast<unsigned char>(t[0])] = static_cast<uint32_t>(i);
-            if (type(i) == TokenType::byte || type(i) == TokenType::control || type(i) == TokenType::unknown || t.empty()) continue;
+            const bool byte = type(i) == TokenType::byte ||
+                              (v.kind == transformer::VocabularyKind::byte_bpe &&
+                               type(i) == TokenType::normal);
+            if (byte && t.size() == 1)
+                bytes_[static_cast<unsigned char>(t[0])] = static_cast<uint32_t>(i);
+            if (type(i) == TokenType::byte || type(i) == TokenType::control ||
+                type(i) == TokenType::unknown || t.empty())
+                continue;
             const auto found = ids_.emplace(t, static_cast<uint32_t>(i));
-            if (!found.second && (type(i) != TokenType::unused || type(found.first->second) == TokenType::unused)) found.first->second = static_cast<uint32_t>(i);
+            if (!found.second &&
+                (type(i) != TokenType::unused || type(found.first->second) == TokenType::unused))
+                found.first->second = static_cast<uint32_t>(i);
         }
     }
 
-    // The token's own text becomes that token and no other: then words that are tokens need no merging.
+    // The token's own text becomes that token and no other: then words that are tokens need no
+    // merging.
     bool is_whole(const MergeTable& merges, uint32_t id) const
     {
-        if (v.kind != transformer::VocabularyKind::byte_bpe && v.kind != transformer::VocabularyKind::sentencepiece_bpe) return false;
+        if (v.kind != transformer::VocabularyKind::byte_bpe &&
+            v.kind != transformer::VocabularyKind::sentencepiece_bpe)
+            return false;
         if (v.flags & transformer::vocabulary_ignore_merges) return true;
         const std::string& text = v.tokens[id];
         if (text.size() > 64) return false;
@@ -637,9 +722,13 @@ private:
             if (v.kind == transformer::VocabularyKind::byte_bpe) end++;
             else next_code(text, &end);
             end = std::min(end, text.size());
-            const auto found = v.kind == transformer::VocabularyKind::byte_bpe ? ids_.end() : ids_.find(std::string_view(text).substr(at, end - at));
-            const uint32_t own = v.kind == transformer::VocabularyKind::byte_bpe ? bytes_[static_cast<unsigned char>(text[at])]
-                                 : found == ids_.end() ? 0xffffffff : found->second;
+            const auto found = v.kind == transformer::VocabularyKind::byte_bpe
+                                   ? ids_.end()
+                                   : ids_.find(std::string_view(text).substr(at, end - at));
+            const uint32_t own = v.kind == transformer::VocabularyKind::byte_bpe
+                                     ? bytes_[static_cast<unsigned char>(text[at])]
+                                 : found == ids_.end() ? 0xffffffff
+                                                       : found->second;
             pieces.push_back({static_cast<uint32_t>(at), static_cast<uint32_t>(end), own});
         }
         while (pieces.size() > 1) {
@@ -650,17 +739,22 @@ private:
                 double rank;
                 uint32_t made;
                 if (!v.merges.empty()) {
-                    const MergeTable::Slot* m = pieces[i].id == 0xffffffff || pieces[i + 1].id == 0xffffffff ? nullptr : merges.find(pieces[i].id, pieces[i + 1].id);
+                    const MergeTable::Slot* m = pieces[i].id == 0xffffffff ||
+                                                        pieces[i + 1].id == 0xffffffff
+                                                    ? nullptr
+                                                    : merges.find(pieces[i].id, pieces[i + 1].id);
                     if (!m) continue;
                     rank = (*m)[2];
                     made = (*m)[3];
                 } else {
-                    const auto found = ids_.find(std::string_view(text).substr(pieces[i].begin, pieces[i + 1].end - pieces[i].begin));
+                    const auto found = ids_.find(std::string_view(text).substr(
+                        pieces[i].begin, pieces[i + 1].end - pieces[i].begin));
                     if (found == ids_.end()) continue;
                     made = found->second;
                     rank = v.scores.empty() ? 0.0 : -static_cast<double>(v.scores[made]);
                 }
-                if (best == pieces.size() || rank < best_rank) best = i, best_rank = rank, result = made;
+                if (best == pieces.size() || rank < best_rank)
+                    best = i, best_rank = rank, result = made;
             }
             if (best == pieces.size()) return false;
             pieces[best].end = pieces[best + 1].end;
@@ -675,7 +769,8 @@ private:
         TrieBuilder::Keys keys;
         for (const auto& [text, id] : ids_) {
             // SentencePiece takes its symbols out of the text before it merges.
-            const bool symbol = type(id) == transformer::TokenType::user_defined && v.kind == transformer::VocabularyKind::sentencepiece_bpe;
+            const bool symbol = type(id) == transformer::TokenType::user_defined &&
+                                v.kind == transformer::VocabularyKind::sentencepiece_bpe;
             keys[std::string(text)] = id | (!symbol && is_whole(merges, id) ? 1u << 24 : 0u);
         }
         return keys;
@@ -704,7 +799,8 @@ private:
         if (list.empty())
             for (size_t i = 0; i < n; i++) {
                 const bool control = type(i) == TokenType::control || type(i) == TokenType::unknown;
-                if ((!control && type(i) != TokenType::user_defined) || v.tokens[i].empty()) continue;
+                if ((!control && type(i) != TokenType::user_defined) || v.tokens[i].empty())
+                    continue;
                 AddedToken a;
                 a.text = v.tokens[i];
                 a.id = static_cast<uint32_t>(i);
@@ -718,11 +814,15 @@ private:
         words << static_cast<uint32_t>(list.size());
         for (size_t i = 0; i < list.size(); i++) {
             const AddedToken& a = list[i];
-            if (a.id >= n) throw Error("the added token " + printable(a.text) + " has the id " + std::to_string(a.id) + ", outside the vocabulary");
+            if (a.id >= n)
+                throw Error("the added token " + printable(a.text) + " has the id " +
+                            std::to_string(a.id) + ", outside the vocabulary");
             words << a.id
-                  << ((a.strips_left ? 1u : 0u) | (a.strips_right ? 2u : 0u) | (a.normalised ? 4u : 0u) | (a.symbol ? 8u : 0u) | (a.special ? 16u : 0u));
+                  << ((a.strips_left ? 1u : 0u) | (a.strips_right ? 2u : 0u) |
+                      (a.normalised ? 4u : 0u) | (a.symbol ? 8u : 0u) | (a.special ? 16u : 0u));
             const auto found = keys.emplace(a.text, static_cast<uint32_t>(i));
-            if (!found.second && list[found.first->second].normalised && !a.normalised) found.first->second = static_cast<uint32_t>(i);
+            if (!found.second && list[found.first->second].normalised && !a.normalised)
+                found.first->second = static_cast<uint32_t>(i);
         }
         words << TrieBuilder::build(keys);
         chunks.add(transformer::Chunk::added, words.bytes);
@@ -732,9 +832,11 @@ private:
     {
         if (!v.layout.empty()) return v.layout;
         std::vector<uint32_t> out;
-        if (v.flags & transformer::vocabulary_add_bos && v.bos >= 0) out.push_back(static_cast<uint32_t>(v.bos));
+        if (v.flags & transformer::vocabulary_add_bos && v.bos >= 0)
+            out.push_back(static_cast<uint32_t>(v.bos));
         out.push_back(layout_a);
-        if (v.flags & transformer::vocabulary_add_eos && v.eos >= 0) out.push_back(static_cast<uint32_t>(v.eos));
+        if (v.flags & transformer::vocabulary_add_eos && v.eos >= 0)
+            out.push_back(static_cast<uint32_t>(v.eos));
         return out;
     }
 
@@ -744,7 +846,8 @@ private:
     std::array<uint32_t, 256> bytes_{};
 };
 
-// Empty if the source has nothing to say. Labels can stand without tokens, all else describes tokens.
+// Empty if the source has nothing to say. Labels can stand without tokens, all else describes
+// tokens.
 inline std::string vocabulary_section(const VocabularySource& v)
 {
     using transformer::Chunk;
@@ -767,7 +870,10 @@ inline VocabularySource vocabulary_source(const transformer::Vocabulary& v)
 {
     VocabularySource out;
     const auto word = [](const transformer::Span& s, size_t i) { return load_u32(s.data + 4 * i); };
-    const auto raw = [](const transformer::Span& s) { return s.n ? std::string(reinterpret_cast<const char*>(s.data), 4 * size_t{s.n}) : std::string(); };
+    const auto raw = [](const transformer::Span& s) {
+        return s.n ? std::string(reinterpret_cast<const char*>(s.data), 4 * size_t{s.n})
+                   : std::string();
+    };
     out.kind = v.kind, out.flags = v.flags;
     out.bos = v.bos, out.eos = v.eos, out.unknown = v.unknown, out.pad = v.pad;
     out.separator = v.separator, out.classify = v.classify, out.mask = v.mask;
@@ -776,23 +882,29 @@ inline VocabularySource vocabulary_source(const transformer::Vocabulary& v)
         uint32_t n = 0;
         const char* text = transformer::token_text(v, static_cast<int32_t>(i), &n);
         out.tokens.emplace_back(text, n);
-        if (v.scores) out.scores.push_back(load_f32(v.scores + 4 * size_t{i}));
+        if (v.scores.n) out.scores.push_back(load_f32(v.scores.data + 4 * size_t{i}));
         out.types.push_back(static_cast<transformer::TokenType>(v.types[i]));
     }
-    for (uint32_t i = 0; i < v.n_stop; i++) out.stop.push_back(load_i32(v.stop + 4 * size_t{i}));
+    for (uint32_t i = 0; i < v.stop.n; i++)
+        out.stop.push_back(load_i32(v.stop.data + 4 * size_t{i}));
     for (uint32_t i = 0; i < v.merges.n; i += 4)
-        if (word(v.merges, i) != 0xffffffff) out.merges.push_back({word(v.merges, i), word(v.merges, i + 1), word(v.merges, i + 2), word(v.merges, i + 3)});
-    const uint32_t n_added = v.added.n ? word(v.added, 0) : 0;
+        if (word(v.merges, i) != 0xffffffff)
+            out.merges.push_back({word(v.merges, i), word(v.merges, i + 1), word(v.merges, i + 2),
+                                  word(v.merges, i + 3)});
+    const uint32_t n_added = v.added.n / 2;
     out.added.resize(n_added);
     for (uint32_t i = 0; i < n_added; i++) {
         AddedToken& a = out.added[i];
-        const uint32_t flags = word(v.added, 2 + 2 * size_t{i});
-        a.id = word(v.added, 1 + 2 * size_t{i});
-        a.strips_left = flags & 1, a.strips_right = flags & 2, a.normalised = flags & 4, a.symbol = flags & 8, a.special = flags & 16;
+        const uint32_t flags = word(v.added, 2 * size_t{i} + 1);
+        a.id = word(v.added, 2 * size_t{i});
+        a.strips_left = flags & 1, a.strips_right = flags & 2, a.normalised = flags & 4,
+        a.symbol = flags & 8, a.special = flags & 16;
     }
     // The texts of added tokens stand in the trie alone.
     const auto walk = [&](const auto& self, uint32_t node, const std::string& key) -> void {
-        const auto base = [&](uint32_t unit) { return node ^ (unit >> 11 & 0xfffff) << (unit & 1024 ? 9 : 0); };
+        const auto base = [&](uint32_t unit) {
+            return node ^ (unit >> 11 & 0xfffff) << (unit & 1024 ? 9 : 0);
+        };
         const uint32_t unit = word(v.added_trie, node);
         if (unit & 512 && base(unit) < v.added_trie.n) {
             const uint32_t at = word(v.added_trie, base(unit)) & 0x7fffffff;
@@ -800,13 +912,17 @@ inline VocabularySource vocabulary_source(const transformer::Vocabulary& v)
         }
         for (uint32_t c = 0; c < 256 && key.size() < TrieBuilder::longest_key; c++) {
             const uint32_t next = base(unit) ^ (c + 1);
-            if (next < v.added_trie.n && (word(v.added_trie, next) & 0x800001ff) == c + 1) self(self, next, key + static_cast<char>(c));
+            if (next < v.added_trie.n && (word(v.added_trie, next) & 0x800001ff) == c + 1)
+                self(self, next, key + static_cast<char>(c));
         }
     };
     if (v.added_trie.n) walk(walk, 0, "");
-    out.added.erase(std::remove_if(out.added.begin(), out.added.end(), [](const AddedToken& a) { return a.text.empty(); }), out.added.end());
+    out.added.erase(std::remove_if(out.added.begin(), out.added.end(),
+                                   [](const AddedToken& a) { return a.text.empty(); }),
+                    out.added.end());
     const uint32_t n_single = v.layout.n ? word(v.layout, 0) : 0;
-    for (uint32_t i = 1; i < v.layout.n; i++) (i <= n_single ? out.layout : out.pair_layout).push_back(word(v.layout, i));
+    for (uint32_t i = 1; i < v.layout.n; i++)
+        (i <= n_single ? out.layout : out.pair_layout).push_back(word(v.layout, i));
     out.normal = raw(v.normal), out.split = raw(v.split), out.classes = raw(v.classes);
     if (v.chat_template) out.chat_template.assign(v.chat_template, v.chat_template_size);
     if (v.labels) out.labels.assign(v.labels, v.labels_size);
