@@ -21,9 +21,12 @@ TESTS := $(patsubst tests/%.cpp,$(BUILD)/%.o,$(wildcard tests/test_*.cpp))
 run: main.cpp $(HEADERS)
 	$(CXX) $(FLAGS) $(WARN) main.cpp -o $@
 
+# The unit that holds the implementation is built like the program; the others are only compiled often, so quickly.
+$(BUILD)/%.o: OPT := -O0
+$(BUILD)/test_main.o: OPT :=
 $(BUILD)/%.o: tests/%.cpp $(HEADERS) $(wildcard tests/*.hpp)
 	@mkdir -p $(BUILD)
-	$(CXX) $(FLAGS) $(WARN) -I. -isystem $(DOCTEST) -c $< -o $@
+	$(CXX) $(FLAGS) $(OPT) $(WARN) -I. -isystem $(DOCTEST) -c $< -o $@
 
 $(BUILD)/tests: $(TESTS)
 	$(CXX) $(FLAGS) $^ -o $@

@@ -355,21 +355,27 @@ Text given_text(const Arguments& a)
     return a.file ? Text(read_file(*a.file)) : a.prompt ? a.prompt : word;
 }
 
+void require_tokenizer(const Loaded& m)
+{
+    if (m.model.vocabulary.kind == VocabularyKind::none)
+        throw Failure(m.name + ": has no tokenizer; give one with -z FILE");
+}
 // Ids, and the token types if `types` is given, of a text or (second) of two that belong together.
-std::vector<int32_t> tokenized(const Loaded& m, const std::string& text, const transformer::TokenizeOptions& o, const Text& second = std::nullopt,
-                               std::vector<int32_t>* types = nullptr)
+std::vector<int32_t> tokenized(const Loaded& m, const std::string& text, const transformer::TokenizeOptions& o,
+                               const Text& second = std::nullopt, std::vector<int32_t>* types = nullptr)
 {
     const transformer::Vocabulary& v = m.model.vocabulary;
-    if (v.kind == VocabularyKind::none) throw Failure(m.name + ": has no tokenizer; give one with -z FILE");
-    const size_t longer = std::max(text.size(), second ? second->size() : 0);
-    std::vector<uint32_t> work(static_cast<size_t>(transformer::tokenize_size(v, longer) / 4 + 1));
-    std::vector<int32_t> ids(text.size() + (second ? second->size() : 0) + 64);
+    require_tokenizer(m);
+    const char* const b = second ? second->data() : nullptr;
+    const size_t n_b = second ? second->size() : 0;
+    std::vector<uint32_t> work(static_cast<size_t>(transformer::tokenize_size(v, std::max(text.size(), n_b)) / 4 + 1));
+    std::vector<int32_t> ids(text.size() + n_b + 64);
     while (true) {                                             // a character can become many when it is normalised
         uint32_t count = 0;
         if (types) types->resize(ids.size());
-        const Status status = transformer::tokenize_pair(v, text.data(), text.size(), second ? second->data() : nullptr, second ? second->size() : 0, o,
-                                                         work.data(), work.size() * 4, ids.data(), types ? types->data() : nullptr,
-                                                         static_cast<uint32_t>(ids.size()), &count);
+        const Status status =
+            transformer::tokenize_pair(v, text.data(), text.size(), b, n_b, o, work.data(), work.size() * 4, ids.data(),
+                                       types ? types->data() : nullptr, static_cast<uint32_t>(ids.size()), &count);
         const bool larger = status.code == transformer::Code::memory_too_small && status.where > ids.size();
         if (!larger) check(status, "the text");
         ids.resize(larger ? static_cast<size_t>(status.where) : count);
@@ -377,7 +383,8 @@ std::vector<int32_t> tokenized(const Loaded& m, const std::string& text, const t
         if (!larger) return ids;
     }
 }
-std::vector<int32_t> tokenized(const Arguments& a, const Loaded& m, const std::string& text, bool add_special, bool single_bos = true)
+std::vector<int32_t> tokenized(const Arguments& a, const Loaded& m, const std::string& text, bool add_special,
+                               bool single_bos = true)
 {
     return tokenized(m, text, {add_special && !a.no_add_special, !a.no_parse_special, single_bos});
 }
@@ -646,31 +653,40 @@ uint64_t clipped(const Arguments& a, const Prepared& p)
     return std::min(asked, room);
 }
 
-// ---- Chat ------------------------------------------------------------------------------------------------------------
+// ---- Chat -----------------------------------------------------------------------------------------------------------
 
-// One line without its end; false: there is none. Ctrl-C while it waits ends the program.
+// One line of stdin without its end; false: there is none. Ctrl-C ends the wait for it.
 bool read_line(std::string* line)
 {
     line->clear();
+#if defined(_WIN32)
     std::signal(SIGINT, SIG_DFL);
+#else
+    struct sigaction waiting = {};                             // without SA_RESTART
+    waiting.sa_handler = on_interrupt;
+    sigaction(SIGINT, &waiting, nullptr);
+#endif
     int c;
     while ((c = std::fgetc(stdin)) != EOF && c != '\n') *line += static_cast<char>(c);
-    if (std::ferror(stdin)) throw weights::file_error("stdin", "cannot be read", errno);
+    const int code = errno;
+    if (interrupted) throw Interrupted{};
+    if (std::ferror(stdin)) throw weights::file_error("stdin", "cannot be read", code);
     hear_interrupts();
     const bool any = c != EOF || !line->empty();
     if (!line->empty() && line->back() == '\r') line->pop_back();
     return any;
 }
 
-// A conversation and what of it lies in the cache. Each turn the whole of it is rendered and tokenized anew; the session goes
+// A conversation and what of it lies in the cache. Each turn all of it is rendered and tokenized anew; the session goes
 // back to where the ids begin to differ and sees the rest, so that templates may rewrite what came earlier.
 class Chat {
 public:
     explicit Chat(const Arguments& a) : a_(a), seed_(seed_of(a)), sampler_(sampler_of(a, seed_))
     {
         load(a, &m_);
-        if (m_.cross() || !m_.causal() || !m_.config().n_outputs) throw Failure(m_.name + ": is no decoder with a head, and a chat needs one");
-        if (vocabulary().kind == VocabularyKind::none) throw Failure(m_.name + ": has no tokenizer; give one with -z FILE");
+        if (m_.cross() || !m_.causal() || !m_.config().n_outputs)
+            throw Failure(m_.name + ": is no decoder with a head, and a chat needs one");
+        require_tokenizer(m_);
         choose_template();
         Need need;
         need.positions = context(a, m_.config());
@@ -687,10 +703,12 @@ public:
     bool answer(const std::string& message);
     void report() const
     {
-        const auto rate = [](uint64_t n, double seconds) { return seconds > 0 ? static_cast<double>(n) / seconds : 0.0; };
-        std::string text = counted(turns_, "answer") + "; read " + counted(read_, "token") + format(", %.1f tokens/s", rate(read_, read_seconds_)) +
-                           ", kept " + std::to_string(kept_) + " in the cache; generated " + counted(made_, "token") +
-                           format(", %.1f tokens/s", rate(made_, made_seconds_));
+        const auto tokens = [](uint64_t n, double seconds) {
+            const double rate = seconds > 0 ? static_cast<double>(n) / seconds : 0.0;
+            return counted(n, "token") + format(", %.1f tokens/s", rate);
+        };
+        std::string text = counted(turns_, "answer") + "; read " + tokens(read_, read_seconds_) + ", kept " +
+                           std::to_string(kept_) + " in the cache; generated " + tokens(made_, made_seconds_);
         if (a_.temperature > 0) text += "; seed " + std::to_string(seed_);
         std::fputs((text + "\n").c_str(), stderr);
     }
@@ -719,7 +737,8 @@ private:
     {
         const transformer::Vocabulary& v = vocabulary();
         std::vector<int32_t> out = tokenized(a_, m_, render(messages_, true), false);
-        if (v.flags & transformer::vocabulary_add_bos && v.bos >= 0 && (out.empty() || out[0] != v.bos)) out.insert(out.begin(), v.bos);
+        const bool begins = v.bos < 0 || (!out.empty() && out[0] == v.bos);
+        if (v.flags & transformer::vocabulary_add_bos && !begins) out.insert(out.begin(), v.bos);
         return out;
     }
     float* feed(const std::vector<int32_t>& all);
@@ -746,13 +765,14 @@ void Chat::choose_template()
     if (a_.chat_template) {
         const weights::ChatFamily* const family = weights::chat_family_named(*a_.chat_template);
         if (!family && !weights::is_file(*a_.chat_template))
-            throw Failure("--chat-template " + in_quotes(*a_.chat_template) + ": is no file and none of " + weights::chat_family_names());
+            throw Failure("--chat-template " + in_quotes(*a_.chat_template) + ": is no file and none of " +
+                          weights::chat_family_names());
         template_ = family ? family->text : read_file(*a_.chat_template);
     } else if (v.chat_template_size) {
         template_.assign(v.chat_template, v.chat_template_size);
     } else {
-        throw Failure(m_.name + ": has no chat template; name one with --chat-template (a file, or " + weights::chat_family_names() +
-                      "), or generate text with `run " + m_.name + " -i TEXT`");
+        throw Failure(m_.name + ": has no chat template; name one with --chat-template (a file, or " +
+                      weights::chat_family_names() + "), or generate text with `run " + m_.name + " -i TEXT`");
     }
     const std::string mark = "a system prompt";
     const std::vector<weights::ChatMessage> talk = {{"system", mark}, {"user", "a message"}};
@@ -774,7 +794,8 @@ void Chat::choose_template()
         template_ = family->text;
         works();
     }
-    if (merge_system_ && a_.system) say("the chat template has no place for a system prompt, so it is put before the first message");
+    if (merge_system_ && a_.system)
+        say("the chat template has no place for a system prompt, so it is put before the first message");
     find_turn_end();
 }
 
@@ -804,7 +825,7 @@ float* Chat::feed(const std::vector<int32_t>& all)
     const size_t most = std::min(cached_.size(), all.size() - 1), limit = m_.config().rope_long_from;
     size_t same = 0;
     while (same < most && all[same] == cached_[same]) same++;
-    if (limit && same && (all.size() > limit) != r_.session.rope_long) same = 0;        // beyond it all positions turn by other angles
+    if (limit && (all.size() > limit) != r_.session.rope_long) same = 0; // beyond it all positions turn by other angles
     check(transformer::rewind(r_.session, static_cast<uint32_t>(same)), m_.name);
     cached_.resize(kept_now_ = same);
     Input rest;
@@ -816,8 +837,8 @@ float* Chat::feed(const std::vector<int32_t>& all)
     return logits;
 }
 
-// The context is full: turns are forgotten, the oldest first, until a quarter of it is free or only the system prompt and the
-// last message are left. False: that is still too long.
+// The context is full: turns are forgotten, the oldest first, until a quarter of it is free or nothing but the system
+// prompt and the last message is left. False: that is still too long.
 bool Chat::make_room(std::vector<int32_t>* prompt, const std::vector<int32_t>& answered)
 {
     size_t dropped = 0, last = messages_.size() - 1;           // the message that is being answered
@@ -826,29 +847,36 @@ bool Chat::make_room(std::vector<int32_t>* prompt, const std::vector<int32_t>& a
         size_t to = from + 1;
         while (to < last && messages_[to].role != "user") to++;
         if (from >= last) break;
-        messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(from), messages_.begin() + static_cast<std::ptrdiff_t>(to));
+        const auto begin = messages_.begin();
+        messages_.erase(begin + static_cast<std::ptrdiff_t>(from), begin + static_cast<std::ptrdiff_t>(to));
         last = messages_.size() - 1;
         dropped++;
         *prompt = ids();
     }
-    if (dropped)
-        say("the context of " + counted(capacity(), "position") + " is full: the oldest " + (dropped == 1 ? "turn is" : std::to_string(dropped) + " turns are") +
+    const bool fits = prompt->size() + answered.size() <= capacity();
+    if (dropped && fits)
+        say("the context of " + counted(capacity(), "position") + " is full: the oldest " +
+            (dropped == 1 ? "turn is" : std::to_string(dropped) + " turns are") +
             " forgotten, and what is left is read again");
-    return prompt->size() + answered.size() <= capacity();
+    return fits;
 }
 
 bool Chat::answer(const std::string& message)
 {
+    const std::vector<weights::ChatMessage> before = messages_;
     messages_.push_back({"user", message});
     std::vector<int32_t> prompt = ids();
     if (!make_room(&prompt, {})) {
-        messages_.pop_back();
-        say("with this message the conversation has " + counted(prompt.size(), "token") + " and the context " + counted(capacity(), "position") +
-            ": shorten it or raise --ctx-size");
+        messages_ = before;
+        say("with this message the conversation has " + counted(prompt.size(), "token") + " and the context " +
+            counted(capacity(), "position") + ": shorten it or raise --ctx-size");
         return false;
     }
+    if (prompt.empty())
+        throw Failure("the chat template makes no text of the conversation; --chat-template names another");
     require_ids(prompt, m_.config());
     const uint64_t most = a_.predict.value_or(256);
+    const size_t asked = prompt.size();
     Printer printer;
     printer.quiet = a_.json;
     transformer::Decoder decoder;
@@ -893,18 +921,21 @@ bool Chat::answer(const std::string& message)
     if (answered.empty() && *stop == 'i') messages_.pop_back(); // as if it had not been said
     else messages_.push_back({"assistant", printer.text});
 
-    const size_t read = prompt.size() - kept;
-    if (a_.json)
-        printer.out.write(JsonObject().add("content", printer.text).add("prompt_tokens", uint64_t{prompt.size()}).add("cached_tokens", uint64_t{kept})
-                              .raw("tokens", "[" + joined(answered, ", ") + "]").add("stop", stop).add("prompt_seconds", prompt_end - start)
-                              .add("seconds", end - prompt_end).text());
+    const size_t read = asked - kept;
+    JsonObject json;
+    json.add("content", printer.text).add("prompt_tokens", uint64_t{asked}).add("cached_tokens", uint64_t{kept});
+    json.raw("tokens", "[" + joined(answered, ", ") + "]").add("stop", stop);
+    json.add("prompt_seconds", prompt_end - start).add("seconds", end - prompt_end);
+    if (a_.json) printer.out.write(json.text());
     printer.out.write("\n");
     printer.out.flush();
-    if (*stop == 'c') say("the context of " + counted(capacity(), "position") + " is full, and the answer ends there; --ctx-size raises it");
-    if (*stop == 'l') say("the answer was cut after " + counted(most, "token") + "; -n raises that");
+    if (*stop == 'c' && !a_.json)
+        say("the context of " + counted(capacity(), "position") +
+            " is full, and the answer ends there; --ctx-size raises it");
+    if (*stop == 'l' && !a_.json) say("the answer was cut after " + counted(most, "token") + "; -n raises that");
     if (a_.stats)
-        std::fputs(format("read %zu tokens in %.3f s, kept %zu in the cache; generated %zu in %.3f s; ended by %s\n", read, prompt_end - start, kept,
-                          answered.size(), end - prompt_end, stop).c_str(), stderr);
+        std::fprintf(stderr, "read %zu tokens in %.3f s, kept %zu in the cache; generated %zu in %.3f s; ended by %s\n",
+                     read, prompt_end - start, kept, answered.size(), end - prompt_end, stop);
     turns_++;
     read_ += read, kept_ += kept, made_ += answered.size();
     read_seconds_ += prompt_end - start, made_seconds_ += end - prompt_end;
@@ -913,7 +944,8 @@ bool Chat::answer(const std::string& message)
 
 int run_chat(const Arguments& a)
 {
-    if (a.source || a.features || a.ignore_eos) throw Misuse("--source, --features and --ignore-eos are no options of a chat");
+    if (a.source || a.features || a.ignore_eos)
+        throw Misuse("--source, --features and --ignore-eos are no options of a chat");
     Text first = given_text(a);
     Chat chat(a);
     const bool person = terminal(stdin);
@@ -925,11 +957,17 @@ int run_chat(const Arguments& a)
             line = *std::exchange(first, std::nullopt);
         } else {
             if (person) std::fputs("> ", stderr);
-            if (!read_line(&line)) break;
+            try {
+                if (!read_line(&line)) break;
+            } catch (const Interrupted&) {
+                status = 130;
+                break;
+            }
         }
         if (line == "/quit") break;
         if (line == "/reset") chat.reset();
-        if (line == "/help") std::fputs("/reset forgets the conversation, /quit or Ctrl-D ends; Ctrl-C stops an answer\n", stderr);
+        if (line == "/help")
+            std::fputs("/reset forgets the conversation, /quit or Ctrl-D ends; Ctrl-C stops an answer\n", stderr);
         if (line == "/reset" || line == "/help" || line.find_first_not_of(" \t") == std::string::npos) continue;
         if (!chat.answer(line) && !person) status = 1;
         if (!interrupted) continue;
@@ -1060,7 +1098,8 @@ std::vector<std::pair<int32_t, double>> likeliest(const float* logits, uint32_t 
     });
     const double total = log_sum(logits, n);
     std::vector<std::pair<int32_t, double>> out;
-    for (uint32_t i = 0; i < most; i++) out.emplace_back(order[i], std::exp(static_cast<double>(logits[order[i]]) - total));
+    order.resize(most);
+    for (const int32_t id : order) out.emplace_back(id, std::exp(static_cast<double>(logits[id]) - total));
     return out;
 }
 std::string bar_line(double probability, const std::string& what)
@@ -1073,10 +1112,10 @@ std::string tokens_text(const Loaded& m, const std::vector<std::pair<int32_t, do
     std::string text;
     for (const auto& [id, probability] : tokens) {
         const std::string token = token_string(m, id);
-        if (json)
-            text += (text.empty() ? "" : ", ") + JsonObject().raw("id", std::to_string(id)).add("token", token).add("probability", probability).text();
-        else
-            text += bar_line(probability, json_text(token) + format(" (%d)", id));
+        JsonObject object;
+        object.raw("id", std::to_string(id)).add("token", token).add("probability", probability);
+        if (json) text += (text.empty() ? "" : ", ") + object.text();
+        else text += bar_line(probability, json_text(token) + format(" (%d)", id));
     }
     return json ? "[" + text + "]" : text;
 }
@@ -1092,7 +1131,7 @@ int run_next(const Arguments& a)
     return print(tokens_text(p.m, likeliest(logits, p.m.config().n_outputs, 10), a.json) + (a.json ? "\n" : ""));
 }
 
-// ---- Verbs: encoders -------------------------------------------------------------------------------------------------
+// ---- Verbs: encoders ------------------------------------------------------------------------------------------------
 
 // Which rows make the vector of a text, and whether it is scaled to length 1.
 struct Embedding {
@@ -1104,16 +1143,19 @@ Embedding embedding_of(const Arguments& a, const Config& c, bool causal)
 {
     using transformer::Pooling;
     Embedding e;
-    static const std::pair<const char*, Pooling> names[] = {{"mean", Pooling::mean}, {"cls", Pooling::first}, {"last", Pooling::last}};
+    static const std::pair<const char*, Pooling> names[] = {
+        {"mean", Pooling::mean}, {"cls", Pooling::first}, {"last", Pooling::last}};
     const bool said = c.pooling != Pooling::none && !c.n_outputs; // of a model with a head it is what the head reads
     if (said) e.pooling = c.pooling, e.normalised = (c.flags & transformer::flag_normalise) != 0;
     for (const auto& [name, pooling] : names) {
         if (a.pooling == name) e.pooling = pooling;
         if (e.pooling == pooling) e.about = name;
     }
+    const std::string usual = std::string("usual for ") + (causal ? "a decoder" : "an encoder") + " that does not say";
     e.about += std::string(" of the hidden rows, ") + (e.normalised ? "normalised" : "not normalised") + ": ";
-    e.about += !a.pooling.empty() ? "--pooling says so" : said ? "the model says so" : std::string("usual for ") + (causal ? "a decoder" : "an encoder") +
-               " that does not say; --pooling takes another";
+    e.about += !a.pooling.empty() ? "--pooling says so"
+               : said             ? "the model says so"
+                                  : usual + "; --pooling takes another";
     return e;
 }
 
@@ -1123,9 +1165,11 @@ public:
     explicit Embedder(const Arguments& a) : a_(a)
     {
         load(a, &m_);
-        if (m_.model.vocabulary.kind == VocabularyKind::none) throw Failure(m_.name + ": has no tokenizer; give one with -z FILE");
-        if (m_.cross() && !m_.encoder().n_layers) throw Failure(m_.name + ": is a decoder without its encoder and has no vectors for texts");
-        if (config().n_features) throw Failure(m_.name + ": takes log-mel frames, not text; `run hidden --features FILE --encoder` gives its rows");
+        require_tokenizer(m_);
+        if (m_.cross() && !m_.encoder().n_layers)
+            throw Failure(m_.name + ": is a decoder without its encoder and has no vectors for texts");
+        if (config().n_features)
+            throw Failure(m_.name + ": takes log-mel frames, not text; `run hidden --features FILE` gives its rows");
         how_ = embedding_of(a, config(), decoder());
     }
     const std::string& about() const { return how_.about; }
@@ -1146,11 +1190,15 @@ public:
                 const bool first = rows++ == 0, mean = how_.pooling == transformer::Pooling::mean;
                 if (how_.pooling == transformer::Pooling::first && !first) continue;
                 const float* const row = e.rows.data + uint64_t{t} * e.rows.dim;
-                for (uint32_t i = 0; i < e.rows.dim; i++) sum[i] = (mean && !first ? sum[i] : 0.0) + static_cast<double>(row[i]);
+                for (uint32_t i = 0; i < e.rows.dim; i++)
+                    sum[i] = (mean && !first ? sum[i] : 0.0) + static_cast<double>(row[i]);
             }
         };
-        if (decoder()) check(transformer::rewind(r_->session, 0), m_.name);
-        check(decoder() ? transformer::forward(r_->session, p.input(), nullptr) : transformer::encode(r_->session, p.input(), nullptr), m_.name);
+        Session& session = r_->session;
+        if (decoder()) check(transformer::rewind(session, 0), m_.name);
+        const Input in = p.input();
+        if (decoder()) check(transformer::forward(session, in, nullptr), m_.name);
+        else check(transformer::encode(session, in, nullptr), m_.name);
         double length = how_.pooling == transformer::Pooling::mean ? static_cast<double>(rows) : 1.0;
         if (how_.normalised) {
             length = 0;
@@ -1241,14 +1289,16 @@ int run_fill(const Arguments& a)
     load(a, &s.m);
     const Config& c = s.m.config();
     if (s.m.causal())
-        throw Failure(s.m.name + ": is a decoder, which does not look behind a mask; `run next` says how a text goes on");
+        throw Failure(s.m.name + ": is a decoder and sees nothing behind a mask; `run next` says how a text goes on");
     if (c.n_outputs != c.vocab_size || c.pooling != transformer::Pooling::none || !c.n_outputs)
-        throw Failure(s.m.name + ": has no masked-LM head, so it cannot fill a mask; a file of the class ...ForMaskedLM has one");
+        throw Failure(s.m.name + ": has no masked-LM head; a file of the class ...ForMaskedLM has one");
     const int32_t mask = s.m.model.vocabulary.mask;
-    if (mask < 0) throw Failure(s.m.name + (s.m.model.vocabulary.n_tokens ? ": its tokenizer has no mask token" : ": has no tokenizer; give one with -z FILE"));
+    require_tokenizer(s.m);
+    if (mask < 0) throw Failure(s.m.name + ": its tokenizer has no mask token");
     std::string text = a.words[1];
     const std::string usual = "[MASK]", own = token_string(s.m, mask);
-    for (size_t at = 0; own != usual && (at = text.find(usual, at)) != std::string::npos; at += own.size()) text.replace(at, usual.size(), own);
+    for (size_t at = 0; own != usual && (at = text.find(usual, at)) != std::string::npos; at += own.size())
+        text.replace(at, usual.size(), own);
     score(a, &s, text, std::nullopt);
     std::string out;
     for (uint32_t i = 0; i < s.prompt.count; i++) {
@@ -1266,9 +1316,10 @@ int run_classify(const Arguments& a)
     load(a, &s.m);
     const Config& c = s.m.config();
     const transformer::Vocabulary& v = s.m.model.vocabulary;
-    if (s.m.cross() || !c.n_outputs || (!v.labels_size && (c.pooling == transformer::Pooling::none || c.n_outputs == c.vocab_size)))
+    const bool tokens = c.pooling == transformer::Pooling::none, words = tokens || c.n_outputs == c.vocab_size;
+    if (s.m.cross() || !c.n_outputs || (!v.labels_size && words))
         throw Failure(s.m.name + ": has no head for classes; a file of the class ...ForSequenceClassification has one");
-    if (c.pooling == transformer::Pooling::none)
+    if (tokens)
         throw Failure(s.m.name + ": gives labels to tokens, not to a text; `run logits --all` has the numbers");
     std::vector<std::string> labels;
     for (size_t at = 0; at < v.labels_size;) {
@@ -1465,7 +1516,8 @@ Described describe(const Arguments& a)
         d.m.source = weights::read_config_only(a.model());
     const weights::WriteOptions o = write_options(a);
     const bool counted = !d.weights || weights::is_directory(a.model()); // Hugging Face: its reader counts
-    d.counts = counted ? weights::count(d.m.source, o, weights::count_parameters(a.model())) : weights::count(d.m.source, o);
+    d.counts = counted ? weights::count(d.m.source, o, weights::count_parameters(a.model()))
+                       : weights::count(d.m.source, o);
     return d;
 }
 int run_info(const Arguments& a)
@@ -1480,8 +1532,9 @@ int run_info(const Arguments& a)
 int run_review(const Arguments& a)
 {
     const Described d = describe(a);
-    const std::vector<weights::Finding> findings = weights::review(d.m.source, d.counts);
-    return print(a.json ? weights::review_json(a.model(), d.m.source, d.counts, findings) : weights::review_text(a.model(), d.m.source, d.counts, findings));
+    const std::vector<weights::Finding> all = weights::review(d.m.source, d.counts);
+    return print(a.json ? weights::review_json(a.model(), d.m.source, d.counts, all)
+                        : weights::review_text(a.model(), d.m.source, d.counts, all));
 }
 
 struct Timing {                                                // of the same work done several times

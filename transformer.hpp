@@ -43,7 +43,7 @@
 //     >> 19 Kernels                    560   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 440   the flat file: layout, checks, open, start
-//     >> 21 Tokenizer                  1115   text to ids and back
+//     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
 //     >> 24 Threads                    125   a small pool, on request
@@ -3292,7 +3292,7 @@ TRANSFORMER_API Status rewind(Session& s, uint32_t position)
 
 constexpr uint32_t no_word = 0xffffffffu, longest_key = 1024, max_stages = 8, max_prefix = 16;
 enum class Step : uint32_t {
-    map = 1, compose, spaces, escape, collapse, strip, prefix, late = 0x80000000u
+    map = 1, compose, spaces, escape, collapse, strip, prefix, clusters, late = 0x80000000u
 };
 enum : uint32_t {
     map_keeps_symbols = 1, map_replaces_invalid = 2, map_drops_invalid = 4,    // of Step::map
@@ -3344,11 +3344,14 @@ static uint32_t trie_find(const Span& t, const char* p, uint64_t n, uint32_t nod
     return trie_value(t, node);
 }
 struct Match { uint32_t value, size; };                        // size 0: none
-static Match trie_longest(const Span& t, const char* p, uint64_t n, uint32_t node = 0)
+static Match trie_longest(const Span& t, const char* p, uint64_t n, uint32_t node = 0,
+                          bool shortest = false)
 {
     Match best = {no_word, 0};
-    for (uint32_t i = 0; i < least<uint64_t>(n, longest_key) && trie_child(t, &node, p[i]); i++)
+    for (uint32_t i = 0; i < least<uint64_t>(n, longest_key) && trie_child(t, &node, p[i]); i++) {
         if (const uint32_t value = trie_value(t, node); value != no_word) best = {value, i + 1};
+        if (shortest && best.size) break;
+    }
     return best;
 }
 
@@ -3370,7 +3373,8 @@ static bool step_is_right(uint32_t kind, const Span& s)
 {
     switch (static_cast<Step>(kind & ~static_cast<uint32_t>(Step::late))) {
     case Step::map: return s.n >= 2 && word(s, 1) <= s.n - 2;
-    case Step::compose: return s.n >= 3 && uint64_t{word(s, 1)} + word(s, 2) <= s.n - 3;
+    case Step::compose: case Step::clusters:
+        return s.n >= 3 && uint64_t{word(s, 1)} + word(s, 2) <= s.n - 3;
     case Step::spaces: case Step::strip: return s.n == 1;
     case Step::escape: return s.n == 0;
     case Step::collapse: case Step::prefix:
@@ -3642,19 +3646,39 @@ static Match added_at(const Vocabulary& v, const char* p, uint64_t n, uint32_t m
 }
 // Longest keys of a trie become their strings: SentencePiece's rules, lower-casing, BERT's cleaning
 // ... A string is a length byte and its bytes; a value is where it stands.
-static bool replace(const Span& trie, const unsigned char* pool, uint64_t pool_size, const char* p,
-                    uint64_t n, Output& out, uint32_t* size)
+static bool replace(const Span& trie, const Span& pool, const char* p, uint64_t n, bool shortest,
+                    Output& out, uint32_t* size)
 {
-    const Match m = trie_longest(trie, p, n);
+    const Match m = trie_longest(trie, p, n, 0, shortest);
+    const uint64_t room = 4 * uint64_t{pool.n};
     *size = m.size;
-    if (!m.size || m.value >= pool_size || pool[m.value] >= pool_size - m.value) return false;
-    out.add(chars(pool) + m.value + 1, pool[m.value]);
+    if (!m.size || m.value >= room || pool.data[m.value] >= room - m.value) return false;
+    out.add(chars(pool.data) + m.value + 1, pool.data[m.value]);
     return true;
 }
-static void map_text(const Vocabulary& v, const Span& s, Text in, Output& out)
+// A grapheme cluster (Unicode annex 29) as far as its first 6 bytes need it. Classes: 1 a mark that
+// extends one, 2 one that precedes its base, 3 a control character.
+static uint64_t cluster_size(const Span& classes, const char* p, uint64_t n)
 {
-    const uint32_t flags = word(s, 0), units = word(s, 1);
-    const Span trie = part(s, 2, units), pool = part(s, 2 + units, s.n - 2 - units);
+    uint64_t at = 0;
+    uint32_t size = 0, kind = 2;
+    if (n > 1 && p[0] == '\r' && p[1] == '\n') return 2;
+    for (; at < n && kind == 2; at += size) {
+        kind = class_of(classes, code_at(p + at, n - at, &size));
+        if (kind == 3) return at ? at : size;
+    }
+    while (at < n && class_of(classes, code_at(p + at, n - at, &size)) == 1) at += size;
+    return at;
+}
+// With `clusters` the rules of SentencePiece as Hugging Face's Precompiled has them: the shortest
+// rule that begins a cluster of less than 6 bytes replaces all of it, others go by characters.
+static void map_text(const Vocabulary& v, const Span& s, bool clusters, Text in, Output& out)
+{
+    const uint32_t flags = word(s, 0), units = word(s, 1), n_classes = clusters ? word(s, 2) : 0;
+    const uint32_t from = clusters ? 3 : 2, to = from + units + n_classes;
+    const Span trie = part(s, from, units), classes = part(s, from + units, n_classes);
+    const Span pool = part(s, to, s.n - to);
+    uint64_t next = 0;                                         // where the next cluster begins
     for (uint64_t i = 0; i < in.size && !out.full;) {
         const char* const p = in.data + i;
         const uint64_t n = in.size - i;
@@ -3665,7 +3689,13 @@ static void map_text(const Vocabulary& v, const Span& s, Text in, Output& out)
                 i += m.size;
                 continue;
             }
-        if (!replace(trie, pool.data, 4 * uint64_t{pool.n}, p, n, out, &size)) {
+        const uint64_t whole = clusters && i >= next ? cluster_size(classes, p, n) : 0;
+        next += whole;
+        if (whole && whole < 6 && replace(trie, pool, p, whole, true, out, &size)) {
+            i = next;
+            continue;
+        }
+        if (!replace(trie, pool, p, clusters ? char_size(p, n) : n, clusters, out, &size)) {
             size = utf8_length(p, n, &good);
             if (size || !(flags & (map_replaces_invalid | map_drops_invalid)))
                 out.add(p, size = most(size, 1u));
@@ -3698,7 +3728,7 @@ static void compose_text(const Span& s, Text in, Output& out, Output rough)
             n += put_code(0x1161 + hangul % 588 / 28, jamo + n);
             if (hangul % 28) n += put_code(0x11a7 + hangul % 28, jamo + n);
             rough.add(jamo, n);
-        } else if (!replace(trie, pool.data, 4 * uint64_t{pool.n}, in.data + i, size, rough, &good))
+        } else if (!replace(trie, pool, in.data + i, size, false, rough, &good))
             rough.add(in.data + i, size);
     }
     const uint64_t from = out.size;
@@ -3799,7 +3829,8 @@ static void step_text(const Vocabulary& v, Step kind, const Span& s, bool at_sta
 {
     const uint32_t flags = s.n ? word(s, 0) : 0;
     const Text payload = {chars(s.data) + 8, s.n > 1 ? word(s, 1) : 0};
-    if (kind == Step::map) return map_text(v, s, in, out);
+    if (kind == Step::map || kind == Step::clusters)
+        return map_text(v, s, kind == Step::clusters, in, out);
     if (kind == Step::compose) return compose_text(s, in, out, scratch);
     if (kind == Step::spaces) return spaces_text(flags, in, out);
     uint64_t first = 0, end = in.size;

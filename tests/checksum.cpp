@@ -13,7 +13,7 @@ void put(const char* text, uint32_t n);
 
 using namespace transformer;
 
-alignas(64) static unsigned char file[256 * 1024], memory[768 * 1024];
+alignas(64) static unsigned char file[192 * 1024], memory[128 * 1024];
 static Model model;
 static Session session;
 static uint32_t n_tensors, random_state;

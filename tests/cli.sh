@@ -48,9 +48,44 @@ ok 'info: weights_bytes is the size of the file' "[ '$weights' -eq '$(size "$mod
 go 0 info "$model"
 out_has '^parameters: [0-9]+'
 out_has 'attn_norm.pre: '
-out_has 'cache: [0-9]+ bytes a token'
+out_has 'cache: [0-9,]+ bytes a token'
+out_has '12 d\^2 = [0-9,]+; here [0-9.]+ d\^2'
+out_has 'a checkpoint of it: .* in f32, .* in q4_0'
 go 0 info "$model" --json --ctx-size 16
 ok 'info: a smaller context needs less memory' "[ '$(number session_bytes)' -lt '$session' ]"
+shapes=$(dirname "$0")/golden-shapes                            # configurations of named models, no weights
+for path in "$shapes/llama3-8b" "$shapes/llama3-8b/config.json"; do
+    go 0 info "$path"
+    out_has '^parameters: 8,030,261,248$'
+    out_has 'attention 41,943,040 \+ feed-forward 176,160,768 \+ norms 8,192 = 218,112,000'
+    out_has '^weights: not here$'
+    out_has 'cache: 131,072 bytes a token in f16; for 4,096 positions 537 MB'
+done
+go 0 info "$shapes/llama3-8b" --ctx-size 8192 --kv f32
+out_has 'cache: 262,144 bytes a token in f32; for 8,192 positions 2.1 GB'
+go 0 info "$shapes/deepseek-v3" --json --ctx-size 1000
+out_has '"parameters": 671026404352, "active_parameters": 37552282624, .*"has_weights": false'
+ok 'info: the cache of a context is its tokens, in tiles of 16' "[ '$(number kv_cache_bytes)' -eq $((1008 * $(number kv_cache_bytes_per_token))) ]"
+refused 'there is no model.safetensors' "$shapes/llama3-8b" -n 1
+refused "$shapes/counts.json" info "$shapes/counts.json"
+
+# ---- info --svg, review ----
+go 0 info "$model" --svg "$dir/block.svg"
+out_empty
+ok 'info --svg draws' "grep -q '</svg>' '$dir/block.svg' && [ $(size "$dir/block.svg") -lt 30000 ]"
+go 0 info "$shapes/llama3-8b" --svg "$dir/llama.svg"
+ok 'the figure of Llama is what is drawn' "cmp -s '$dir/llama.svg' '$(dirname "$0")/figures/llama.svg'"
+refused "$dir/none/x.svg: cannot be written" info "$model" --svg "$dir/none/x.svg"
+go 0 review "$model"
+out_has '^[=x] norm placement  (pre|out|post|sandwich)'
+out_has '^= as today, x differs: [0-9]+ of [0-9]+ as today$'
+ok 'a review fits 100 columns' "[ \$(awk 'length > 100' '$dir/out' | wc -l) -eq 0 ]"
+go 0 review "$shapes/gpt2-small"
+out_has '^x norm kind       LayerNorm, with shifts            RMSNorm                                  -19,200$'
+out_has '^= head            tied to the embedding             tied: it is 31 % of all              \+38,597,376$'
+go 0 review "$shapes/gpt2-small/config.json" --json
+out_has '"aspect": "feed-forward", "has": "plain, gelu_tanh", "today": "SwiGLU or GEGLU", "same": false, '
+out_has '"sources": \[4\], "change": "[^"]*", "parameters": 28348416'
 
 # ---- usage ----
 go 0 -h
@@ -58,13 +93,15 @@ out_has '^usage: run MODEL'
 out_has 'run tokenize MODEL'
 go 0 --version
 out_has '^transformer.hpp [0-9]'
-for verb in logits hidden attention next greedy tokenize detokenize perplexity bench info import; do
+for verb in chat embed logits hidden attention next fill classify greedy tokenize detokenize perplexity bench info review import; do
     go 0 "$verb" -h
     out_has "^usage: run $verb "
 done
 misuse
 err_has 'weights/stories.bin'
-for verb in logits tokenize bench info import; do misuse "$verb"; done
+for verb in chat embed fill classify logits tokenize bench info review import; do misuse "$verb"; done
+misuse review "$model" --svg x
+misuse info "$model" --svg
 misuse "$model" --no-such-option
 misuse "$model" extra
 misuse "$model" -n
@@ -98,7 +135,6 @@ misuse import "$model"
 misuse tokenize "$model" a b
 misuse bench "$model" --prefill 0
 misuse bench "$model" --repeat 0
-for verb in chat embed fill classify review; do refused "this version does not have $verb" "$verb" "$model" text; done
 
 # ---- files ----
 refused 'there is no such file' "$dir/none.bin"
@@ -287,6 +323,175 @@ for key in prefill_tokens_per_s decode_tokens_per_s threads bytes_per_token; do 
 out_has '"isa": "(scalar|neon|avx2|avx512)"'
 go 0 bench "$model" --prefill 20 --decode 5 --repeat 1
 out_has '^prefill of 20: [0-9.]+ tokens/s'
+
+# ---- embed, fill, classify ----
+# tests/data/text holds tiny models with their tokenizers, and in expected.json what Hugging Face transformers says.
+texts=$(dirname "$0")/data/text
+expected() {                                                    # expected FOLDER KEY N: the numbers of the N-th list KEY
+    awk -v key="\"$2\": [" -v n="$3" '$0 == key { k++; next } k == n && /^]/ { exit } k == n { gsub(/[],[]/, ""); if ($0 != "") print }' \
+        "$texts/$1/expected.json"
+}
+near() {                                                        # near NAME: $dir/want and $dir/got agree to 2e-5
+    local bad
+    bad=$(paste "$dir/want" "$dir/got" | awk 'NF != 2 || ($1 - $2) ^ 2 > 4e-10 { bad++ } END { print bad + (NR == 0) }')
+    ok "$1" "[ '$bad' -eq 0 ]"
+}
+for folder in embed-mean embed-cls; do
+    n=0
+    for text in 'The cat sits outside.' 'A man is playing guitar!' 'größe 漢 x' 'I love the new movie' ''; do
+        n=$((n + 1))
+        go 0 embed "$texts/$folder" "$text"
+        out_has '^\[-?[0-9]'
+        tr -d '[] ' <"$dir/out" | tr ',' '\n' >"$dir/got"
+        expected $folder vector $n >"$dir/want"
+        near "$folder: the vector of '$text'"
+    done
+done
+go 0 embed "$texts/embed-mean" --stats 'the cat' 'a man'
+err_has 'mean of the hidden rows, normalised: the model says so'
+ok 'embed: a line a text' "[ $(wc -l <"$dir/out") -eq 2 ]"
+cp "$dir/out" "$dir/two"
+printf 'the cat\r\na man' | "$run" embed "$texts/embed-mean" >"$dir/out" 2>"$dir/err"
+ok 'embed reads lines' "cmp -s '$dir/out' '$dir/two'"
+go 0 embed "$texts/embed-cls" --stats a
+err_has 'cls of the hidden rows, not normalised: the model says so'
+"$run" embed "$texts/embed-mean" --pooling cls a | tr -d '[] \n' | tr ',' '\n' | awk '{ s += $1 * $1 } END { exit !(s > 0.9999 && s < 1.0001) }'
+ok 'embed --pooling cls, normalised as the model says' "[ $? -eq 0 ]"
+go 0 embed "$texts/bert-fill" --stats a
+err_has 'mean of the hidden rows, normalised: usual for an encoder'
+go 0 embed "$texts/t5" 'the cat'
+go 0 embed "$texts/chat" --pooling mean 'the cat'
+tr -d '[] ' <"$dir/out" | tr ',' '\n' >"$dir/got"
+expected chat vector 1 >"$dir/want"
+near 'a decoder, too, has a vector for a text'
+go 0 embed "$model" --stats 'Once upon a time' --pooling last
+err_has 'last of the hidden rows, normalised: --pooling says so'
+many=$(printf 'a man is %.0s' $(seq 100))
+refused 'the prompt has 302 tokens and the context 64 positions' embed "$texts/embed-mean" "$many"
+refused 'has no tokens' embed "$texts/chat" ''
+refused 'has no tokenizer' embed "$(dirname "$0")/golden/bert-mlm" a
+misuse embed "$model" --pooling max a
+
+probabilities() { grep -oE '"(probability|logit)": [-0-9.e]+' "$dir/out" | grep "$1" | sed 's/.* //' >"$dir/got"; }
+go 0 fill "$texts/bert-fill" 'the [MASK] sits [MASK].' --json
+ids=$(grep -oE '"id": [0-9]+' "$dir/out" | sed 's/.* //')
+ok 'fill: five tokens for each mask' "[ \"\$(wc -w <<<'$ids')\" -eq 10 ]"
+# the lists of the first text: an id and its probability each
+awk '/^"text"/ && seen++ { exit } /^[0-9]/ { gsub(/,/, ""); print }' "$texts/bert-fill/expected.json" >"$dir/lines"
+ok 'fill: the ids of transformers' "[ \"\$(sed -n 'p;n' '$dir/lines')\" = '$ids' ]"
+sed -n 'n;p' "$dir/lines" >"$dir/want"
+probabilities probability
+near 'fill: the probabilities of transformers'
+go 0 fill "$texts/bert-fill" 'the [MASK] sits [MASK].'
+ok 'fill: lists with a blank line between' "[ $(wc -l <"$dir/out") -eq 11 ]"
+go 0 fill "$texts/roberta-fill" 'The <mask> sits outside.'
+cp "$dir/out" "$dir/own"
+go 0 fill "$texts/roberta-fill" 'The [MASK] sits outside.'
+ok "fill: [MASK] stands for the model's own token" "cmp -s '$dir/out' '$dir/own'"
+refused 'there is no \[MASK\] in the text' fill "$texts/bert-fill" 'the cat'
+refused 'has no masked-LM head' fill "$texts/bert-classes" 'the [MASK]'
+refused 'is a decoder' fill "$model" 'the [MASK]'
+misuse fill "$model"
+
+labels() { awk -v n="$1" '/^"text"/ { k++ } k == n && /^-?[0-9]/ { gsub(/,/, ""); print }' "$texts/$2/expected.json" >"$dir/lines"; }
+n=0
+for text in 'the cat is great' 'do you like it?' a; do
+    n=$((n + 1))
+    pair=$(sed -n "${n}p" <<<$'\nno it is not\nb')
+    if [ -n "$pair" ]; then go 0 classify "$texts/bert-classes" "$text" --pair "$pair" --json; else go 0 classify "$texts/bert-classes" "$text" --json; fi
+    labels $n bert-classes
+    sed -n 'p;n' "$dir/lines" >"$dir/want"
+    probabilities probability
+    near "classify: the probabilities of '$text'"
+    sed -n 'n;p' "$dir/lines" >"$dir/want"
+    probabilities logit
+    near "classify: the logits of '$text'"
+done
+go 0 classify "$texts/bert-classes" 'the cat is great'
+out_has '^ *[0-9.]+ %  #* +(negative|neutral|very positive)$'
+go 0 classify "$texts/roberta-score" 'The cat' --pair 'the Garden' --json
+out_has '^\[\{"label": "LABEL_0", "logit": -1\.0178'
+refused 'has no head for classes' classify "$texts/bert-fill" a
+refused 'has no head for classes' classify "$model" a
+misuse classify "$texts/bert-classes"
+
+# ---- encoder-decoders with text ----
+for folder in t5 bart; do
+    n=0
+    for text in 'the cat sits outside' 'what is it?'; do
+        n=$((n + 1))
+        for option in --source -i; do
+            go 0 "$texts/$folder" $option "$text" -t 0 -n 12 --json --kv f32
+            ok "$folder $option '$text': the tokens of transformers" \
+                "[ \"\$(sed 's/.*\"tokens\": \[\([0-9, ]*\)\].*/\1/; s/,//g' '$dir/out')\" = '$(expected $folder ids $n | tr '\n' ' ' | sed 's/ $//')' ]"
+        done
+    done
+done
+go 0 "$texts/bart" --source 'the cat sits outside' -t 0 -n 12
+ok 'bart: the answer alone is printed' "[ \"\$(cat '$dir/out')\" = foboo ]"
+misuse "$texts/t5" -t 0 -n 3
+
+# ---- chat ----
+talk() { "$run" "$@" >"$dir/out" 2>"$dir/err"; }
+printf 'the cat\n  what is it?\nno\n' >"$dir/talk"
+talk chat "$texts/chat" -t 0 -n 10 --json -y 'be kind' --kv f32 <"$dir/talk"
+ok 'chat: three answers' "[ $? -eq 0 ] && [ $(wc -l <"$dir/out") -eq 3 ]"
+for n in 1 2 3; do
+    ok "chat: the tokens of transformers in turn $n" "[ \"\$(sed -n '${n}p' '$dir/out' | sed 's/.*\"tokens\": \[\([0-9, ]*\)\].*/\1/; s/,//g')\" = '$(expected chat ids $n | tr '\n' ' ' | sed 's/ $//')' ]"
+done
+ok 'chat: what was said stays in the cache' "sed -n 2p '$dir/out' | grep -qE '\"prompt_tokens\": 69, \"cached_tokens\": 35'"
+ok 'chat: an answer ends where the template ends it' "head -n 1 '$dir/out' | grep -q '\"stop\": \"end\"'"
+sed 's/.*"content": "\([^"]*\)".*/\1/' "$dir/out" >"$dir/answers"
+talk chat "$texts/chat" -t 0 -n 10 -y 'be kind' --kv f32 <"$dir/talk"
+ok 'chat prints the answers' "cmp -s '$dir/out' '$dir/answers'"
+err_has '^3 answers; read [0-9]+ tokens'
+err_has 'the answer was cut after 10 tokens; -n raises that'
+talk "$texts/chat" -m chat -i 'the cat' -t 0 -n 10 -y 'be kind' --kv f32 </dev/null
+ok '-m chat is chat, and -i its first message' "[ \"\$(cat '$dir/out')\" = \"\$(head -n 1 '$dir/answers')\" ]"
+printf '/help\n\n \nthe cat\n/reset\nthe cat\n/quit\nno\n' >"$dir/talk"
+talk chat "$texts/chat" -t 0 -n 10 -y 'be kind' --kv f32 --stats <"$dir/talk"
+ok 'chat: /reset begins anew, /quit ends' "[ \"\$(cat '$dir/out')\" = \"\$(head -n 1 '$dir/answers'; head -n 1 '$dir/answers')\" ]"
+err_has '/reset forgets'
+err_has 'kept 34 in the cache'
+printf 'the cat\nwhat is it?\nno\nyes\nyes i do\n' >"$dir/talk"
+talk chat "$texts/chat" -t 0 -n 12 --ctx-size 64 --json <"$dir/talk"
+ok 'chat: a full context' "[ $? -eq 0 ] && [ $(wc -l <"$dir/out") -eq 5 ]"
+err_has 'the context of 64 positions is full: the oldest turn is forgotten'
+printf '%s\nthe cat\n' "$many" >"$dir/talk"
+talk chat "$texts/chat" -t 0 -n 10 -y 'be kind' --ctx-size 64 --kv f32 <"$dir/talk"
+ok 'chat: a message that does not fit is refused, the next one is not' "[ $? -eq 1 ] && [ \"\$(cat '$dir/out')\" = \"\$(head -n 1 '$dir/answers')\" ]"
+err_has 'with this message the conversation has [0-9]+ tokens and the context 64 positions'
+for name in chatml llama3 gemma deepseek phi3 zephyr llama2 mistral; do
+    talk chat "$model" --chat-template $name -t 0 -n 4 -y 'Be nice.' -i 'Hello' </dev/null
+    ok "chat --chat-template $name" "[ $? -eq 0 ] && [ -s '$dir/out' ]"
+done
+printf "{%% for m in messages %%}{{ raise_exception('no system') if m.role == 'system' }}{{ m.content }}\n{%% endfor %%}" >"$dir/template"
+talk chat "$model" --chat-template "$dir/template" -t 0 -n 4 -y 'Be nice.' -i Hello </dev/null
+ok 'chat: a template without a system prompt' "[ $? -eq 0 ]"
+err_has 'has no place for a system prompt'
+printf '{{ x.y.z }}<|im_start|><|im_end|>' >"$dir/template"
+talk chat "$model" --chat-template "$dir/template" -t 0 -n 4 -i Hello </dev/null
+ok 'chat: a template that fails, of a family' "[ $? -eq 0 ]"
+err_has "line 1: 'x' is undefined; it is taken for chatml"
+printf '{{ x.y.z }}' >"$dir/template"
+refused "line 1: 'x' is undefined; --chat-template names another" chat "$model" --chat-template "$dir/template"
+printf '{%% if false %%}x{%% endif %%}' >"$dir/template"
+refused 'makes no text of the conversation' chat "$texts/chat" --chat-template "$dir/template" -i a
+refused 'is no file and none of chatml' chat "$model" --chat-template nobody
+refused 'has no chat template; name one with --chat-template' chat "$model"
+refused 'is no decoder' chat "$texts/bert-fill" --chat-template chatml
+misuse "$model" -m chat --source x --chat-template chatml
+misuse chat "$model" --ignore-eos
+set -m
+interrupt 'the prompt of a chat' "$model" -m chat --chat-template llama2 -f "$dir/long" --ctx-size 1000000
+"$run" chat "$texts/chat" >"$dir/out" 2>"$dir/err" < <(sleep 3) &
+pid=$!
+sleep 0.5
+kill -INT $pid
+wait $pid
+ok 'Ctrl-C while a chat waits' "[ $? -eq 130 ]"
+err_has '^0 answers; '
+set +m
 
 # ---- import ----
 go 0 import "$model" "$dir/copy.bin" --header "$dir/model.hpp"

@@ -1,6 +1,7 @@
 // tests/helpers.hpp - small random models for the tests, and what every suite needs
 //
-// The weights come from a counter and integer arithmetic alone, so that tests/make_data.py makes the same ones in Python.
+// The weights come from a counter and integer arithmetic alone, so that tests/make_data.py makes the same ones in
+// Python.
 #ifndef TRANSFORMER_TESTS_HELPERS_HPP
 #define TRANSFORMER_TESTS_HELPERS_HPP
 
@@ -31,7 +32,7 @@ using transformer::Session;
 using transformer::Status;
 using weights::AlignedBytes;
 
-// ---- Numbers -----------------------------------------------------------------------------------------------------------
+// ---- Numbers --------------------------------------------------------------------------------------------------------
 
 inline uint64_t fnv1a(const void* data, size_t n, uint64_t hash = 0xcbf29ce484222325u)
 {
@@ -94,17 +95,20 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b)
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// ---- Models ------------------------------------------------------------------------------------------------------------
+// ---- Models ---------------------------------------------------------------------------------------------------------
 
 struct Weights {
     uint32_t rows = 0, cols = 0, count = 1;
     std::vector<float> values;
     DType stored = DType::f32;
     uint64_t identity = 0;
-    float at(uint32_t matrix, uint32_t row, uint32_t col) const { return values[(size_t{matrix} * rows + row) * cols + col]; }
+    float at(uint32_t matrix, uint32_t row, uint32_t col) const
+    {
+        return values[(size_t{matrix} * rows + row) * cols + col];
+    }
 };
 
-enum class QkNorm { none, one_head, every_head, full };        // one weight for all heads; one a head; one norm over all heads
+enum class QkNorm { none, one_head, every_head, full }; // one weight for all heads; one a head; one norm over all heads
 enum class Head { none, tied, own };
 
 // Which optional tensors a stack has; the sizes stand in Config.
@@ -112,7 +116,8 @@ struct Slots {
     bool pre = true, post = false, out = false;                // norms of attention, cross attention and feed-forward
     bool final_norm = true, embedding_norm = false, norm_projected = false, norm_shift = false;
     bool attention_bias = false, output_bias = false, ffn_bias = false, head_bias = false;
-    bool gate = true, sinks = false, alibi = false, relative_bias = false, relative_keys = false, router_bias = false, shared_router = false;
+    bool gate = true, sinks = false, alibi = false, relative_bias = false, relative_keys = false, router_bias = false,
+         shared_router = false;
     QkNorm qk = QkNorm::none;
     Head head = Head::own;
     uint32_t positions = 0;                                    // rows of the learned positions
@@ -145,20 +150,23 @@ struct TestModel {
     {
         tensors.erase(key(stack, layer, static_cast<uint32_t>(role) | (bias ? 0x80u : 0u)));
     }
-    Weights& add(uint32_t stack, uint32_t layer, Role role, uint32_t rows, uint32_t cols, uint32_t count = 1, bool bias = false)
+    Weights& add(uint32_t stack, uint32_t layer, Role role, uint32_t rows, uint32_t cols, uint32_t count = 1,
+                 bool bias = false)
     {
         Weights w;
         w.rows = rows;
         w.cols = cols;
         w.count = count;
         w.values.resize(size_t{rows} * cols * count);
-        const std::string name = std::to_string(stack) + "/" + std::to_string(layer) + "/" + transformer::role_name(static_cast<uint32_t>(role)) + (bias ? "/b" : "");
+        const std::string name = std::to_string(stack) + "/" + std::to_string(layer) + "/" +
+                                 transformer::role_name(static_cast<uint32_t>(role)) + (bias ? "/b" : "");
         const uint64_t from = scramble(fnv1a(name.data(), name.size()) + seed);
-        float scale = 2.0f;                                    // 2^(1 - half the bits of cols): what comes out is about as large as what went in
+        float scale = 2.0f; // 2^(1 - half the bits of cols): what comes out is about as large as what went in
         for (uint32_t n = cols; n > 1; n /= 4) scale /= 2;
         for (size_t i = 0; i < w.values.size(); i++) {
             const float u = unit(from, i);
-            w.values[i] = bias ? u / 4 : init(role, u, scale, static_cast<uint32_t>(i % cols), static_cast<uint32_t>(i / cols));
+            w.values[i] =
+                bias ? u / 4 : init(role, u, scale, static_cast<uint32_t>(i % cols), static_cast<uint32_t>(i / cols));
         }
         return tensors[key(stack, layer, static_cast<uint32_t>(role) | (bias ? 0x80u : 0u))] = std::move(w);
     }
@@ -182,7 +190,8 @@ struct TestModel {
             t.stored = w->stored;
             t.identity = w->identity;
             t.read = [w](uint32_t matrix, uint32_t first, uint32_t n, float* out) {
-                std::memcpy(out, &w->values[(size_t{matrix} * w->rows + first) * w->cols], size_t{n} * w->cols * sizeof(float));
+                std::memcpy(out, &w->values[(size_t{matrix} * w->rows + first) * w->cols],
+                            size_t{n} * w->cols * sizeof(float));
             };
             s.tensors.push_back(std::move(t));
         }
@@ -196,7 +205,7 @@ struct TestModel {
         options.type = type;
         return weights::write_to_memory(source(), options);
     }
-    void store_as(DType type)                                  // every matrix, the embedding too: what convert does not do for 4 bits
+    void store_as(DType type) // every matrix, the embedding too: what convert does not do for 4 bits
     {
         for (auto& entry : tensors) entry.second.stored = type;
     }
@@ -205,10 +214,12 @@ private:
     static float init(Role role, float u, float scale, uint32_t col, uint32_t row)
     {
         switch (role) {
-        case Role::attn_norm_pre: case Role::attn_norm_post: case Role::attn_norm_out: case Role::cross_norm_pre: case Role::cross_norm_post:
-        case Role::cross_norm_out: case Role::ffn_norm_pre: case Role::ffn_norm_post: case Role::ffn_norm_out: case Role::embedding_norm:
-        case Role::final_norm: case Role::head_norm: case Role::q_norm: case Role::k_norm: case Role::q_a_norm: case Role::kv_a_norm: return 1 + u / 4;
-        case Role::token_embedding: case Role::position_embedding: case Role::type_embedding: case Role::sinks: case Role::relative_bias: return u;
+        case Role::attn_norm_pre: case Role::attn_norm_post: case Role::attn_norm_out: case Role::cross_norm_pre:
+        case Role::cross_norm_post: case Role::cross_norm_out: case Role::ffn_norm_pre: case Role::ffn_norm_post:
+        case Role::ffn_norm_out: case Role::embedding_norm: case Role::final_norm: case Role::head_norm:
+        case Role::q_norm: case Role::k_norm: case Role::q_a_norm: case Role::kv_a_norm: return 1 + u / 4;
+        case Role::token_embedding: case Role::position_embedding: case Role::type_embedding: case Role::sinks:
+        case Role::relative_bias: return u;
         case Role::router_bias: return u / 4;
         case Role::alibi_slopes: return 1 / static_cast<float>(2u << col % 8);
         case Role::rope_freqs: return (1 + u / 4) / static_cast<float>((1 + col) * (1 + row));
@@ -217,7 +228,8 @@ private:
     }
 };
 
-inline Config small_config(uint32_t dim, uint32_t hidden, uint32_t layers, uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t vocab)
+inline Config small_config(uint32_t dim, uint32_t hidden, uint32_t layers, uint32_t heads, uint32_t kv_heads,
+                           uint32_t head_dim, uint32_t vocab)
 {
     Config c;
     c.dim = c.embedding_dim = dim;
@@ -234,8 +246,10 @@ inline Config small_config(uint32_t dim, uint32_t hidden, uint32_t layers, uint3
 inline void add_stack(TestModel& m, uint32_t stack, const Slots& s)
 {
     const Config& c = stack ? m.encoder : m.main;
-    const uint32_t d = c.dim, e = c.embedding_dim, q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim, vv = c.n_kv_heads * c.v_head_dim;
-    const uint32_t mixed = c.n_heads * (c.kv_lora_rank ? c.mla_v_head_dim : c.v_head_dim), columns = 2 * c.relative_distance + 1;
+    const uint32_t d = c.dim, e = c.embedding_dim, q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim,
+                   vv = c.n_kv_heads * c.v_head_dim;
+    const uint32_t mixed = c.n_heads * (c.kv_lora_rank ? c.mla_v_head_dim : c.v_head_dim),
+                   columns = 2 * c.relative_distance + 1;
     const auto linear = [&](uint32_t layer, Role role, uint32_t rows, uint32_t cols, bool bias, uint32_t count = 1) {
         m.add(stack, layer, role, rows, cols, count);
         if (bias) m.add(stack, layer, role, 1, rows, count, true);
@@ -256,12 +270,13 @@ inline void add_stack(TestModel& m, uint32_t stack, const Slots& s)
     if (s.rope_rows) m.add(stack, 0, Role::rope_freqs, s.rope_rows, c.rope_dim / 2);
     if (!s.layer_flags.empty()) {
         Weights& flags = m.add(stack, 0, Role::layer_flags, 1, c.n_layers);
-        for (uint32_t i = 0; i < c.n_layers; i++) flags.values[i] = static_cast<float>(s.layer_flags[i % s.layer_flags.size()]);
+        for (uint32_t i = 0; i < c.n_layers; i++)
+            flags.values[i] = static_cast<float>(s.layer_flags[i % s.layer_flags.size()]);
     }
     if (s.alibi) m.add(stack, 0, Role::alibi_slopes, 1, c.n_heads);
     if (s.relative_keys) {
         Weights& rows = m.add(stack, 0, Role::relative_rows, 1, columns);
-        for (uint32_t i = 0; i < columns; i++) rows.values[i] = static_cast<float>(i / 2);    // two distances share a row
+        for (uint32_t i = 0; i < columns; i++) rows.values[i] = static_cast<float>(i / 2); // two distances share a row
     }
     norm(s.final_norm, 0, Role::final_norm, 1, d);
     if (!stack && c.n_outputs) {
@@ -300,9 +315,11 @@ inline void add_stack(TestModel& m, uint32_t stack, const Slots& s)
             linear(l, Role::wq, q, d, s.attention_bias);
             linear(l, Role::wk, kv, d, s.attention_bias);
             linear(l, Role::wv, vv, d, s.attention_bias);
-            const uint32_t rows = s.qk == QkNorm::every_head ? c.n_heads : 1, width = s.qk == QkNorm::full ? q : c.head_dim;
+            const uint32_t rows = s.qk == QkNorm::every_head ? c.n_heads : 1,
+                           width = s.qk == QkNorm::full ? q : c.head_dim;
             norm(s.qk != QkNorm::none, l, Role::q_norm, rows, width);
-            norm(s.qk != QkNorm::none, l, Role::k_norm, s.qk == QkNorm::every_head ? c.n_kv_heads : 1, s.qk == QkNorm::full ? kv : c.head_dim);
+            norm(s.qk != QkNorm::none, l, Role::k_norm, s.qk == QkNorm::every_head ? c.n_kv_heads : 1,
+                 s.qk == QkNorm::full ? kv : c.head_dim);
         }
         linear(l, Role::wo, d, mixed, s.output_bias);
         if (s.sinks) m.add(stack, l, Role::sinks, 1, c.n_heads);
@@ -318,7 +335,8 @@ inline void add_stack(TestModel& m, uint32_t stack, const Slots& s)
             linear(l, Role::cross_wo, d, mixed, s.output_bias);
         }
         const bool experts = c.n_experts && l > s.dense_layers;
-        const uint32_t f = experts || !c.dense_hidden_dim ? c.hidden_dim : c.dense_hidden_dim, many = experts ? c.n_experts : 1;
+        const uint32_t f = experts || !c.dense_hidden_dim ? c.hidden_dim : c.dense_hidden_dim,
+                       many = experts ? c.n_experts : 1;
         if (s.gate) linear(l, Role::gate, f, d, s.ffn_bias, many);
         linear(l, Role::up, f, d, s.ffn_bias, many);
         linear(l, Role::down, d, f, s.ffn_bias, many);
@@ -333,7 +351,8 @@ inline void add_stack(TestModel& m, uint32_t stack, const Slots& s)
     }
 }
 
-inline TestModel make_model(const Config& main, const Slots& slots, uint64_t seed, const Config& encoder = Config{}, const Slots& encoder_slots = Slots{})
+inline TestModel make_model(const Config& main, const Slots& slots, uint64_t seed, const Config& encoder = Config{},
+                            const Slots& encoder_slots = Slots{})
 {
     TestModel m;
     m.main = main;
@@ -348,7 +367,8 @@ inline TestModel make_model(const Config& main, const Slots& slots, uint64_t see
 inline Config tiny_config() { return small_config(16, 40, 2, 4, 2, 4, 64); }
 inline TestModel tiny_llama(uint64_t seed = 1) { return make_model(tiny_config(), Slots{}, seed); }
 
-// Any member of the family: a decoder, an encoder, or both, with a random choice of every slot. `kind`: 0, 1, 2, or 3 for any.
+// Any member of the family: a decoder, an encoder, or both, with a random choice of every slot. `kind`: 0, 1, 2, or 3
+// for any.
 inline TestModel random_model(uint64_t seed, uint32_t kind = 3)
 {
     using namespace transformer;
@@ -373,8 +393,9 @@ inline TestModel random_model(uint64_t seed, uint32_t kind = 3)
         c.n_outputs = stack ? 0 : r.chance(6) ? r.between(1, 40) : c.vocab_size;
         c.max_seq_len = 512;
         c.norm = r.chance(2) ? NormKind::rms : NormKind::layer;
-        const Activation kinds[] = {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::relu_squared,
-                                    Activation::quick_gelu, Activation::tanh, Activation::identity};
+        const Activation kinds[] = {Activation::silu, Activation::gelu,         Activation::gelu_tanh,
+                                    Activation::relu, Activation::relu_squared, Activation::quick_gelu,
+                                    Activation::tanh, Activation::identity};
         c.activation = kinds[r.below(8)];
         c.flags = causal ? uint32_t{flag_causal} : 0u;
         if (stack == 0 && kind == 2) c.flags |= flag_cross;
@@ -390,7 +411,8 @@ inline TestModel random_model(uint64_t seed, uint32_t kind = 3)
         s.ffn_bias = r.chance(3);
         s.head_bias = r.chance(4);
         s.gate = !r.chance(3);
-        s.head = c.n_outputs == c.vocab_size && c.embedding_dim == c.dim && !stack && r.chance(3) ? Head::tied : Head::own;
+        s.head =
+            c.n_outputs == c.vocab_size && c.embedding_dim == c.dim && !stack && r.chance(3) ? Head::tied : Head::own;
         if (s.pre && r.chance(5)) c.flags |= flag_parallel;
         if (r.chance(4)) s.positions = 400, s.wide_positions = r.chance(3);
         if (r.chance(5)) c.flags |= flag_sinusoidal;
@@ -408,7 +430,8 @@ inline TestModel random_model(uint64_t seed, uint32_t kind = 3)
             s.rope_rows = r.between(1, 2);
             if (s.rope_rows == 2 && r.chance(2) && causal) c.rope_long_from = r.between(1, 200);
             if (s.rope_rows == 2 && !c.rope_long_from)
-                for (uint8_t& f : s.layer_flags) f = static_cast<uint8_t>(f | (r.chance(2) ? 0u : uint32_t{layer_rope_local}));
+                for (uint8_t& f : s.layer_flags)
+                    f = static_cast<uint8_t>(f | (r.chance(2) ? 0u : uint32_t{layer_rope_local}));
             if (r.chance(3)) c.rope_scale = 1.25f;
         }
         if (!s.layer_flags.empty() && r.chance(5) && causal) {
@@ -419,7 +442,8 @@ inline TestModel random_model(uint64_t seed, uint32_t kind = 3)
         s.sinks = r.chance(5);
         if (r.chance(6)) s.alibi = true;
         else if (r.chance(5)) s.relative_bias = true, c.relative_distance = r.between(1, 20);
-        else if (!causal && c.n_heads == c.n_kv_heads && c.v_head_dim == c.head_dim && r.chance(3)) s.relative_keys = true, c.relative_distance = r.between(1, 20);
+        else if (!causal && c.n_heads == c.n_kv_heads && c.v_head_dim == c.head_dim && r.chance(3))
+            s.relative_keys = true, c.relative_distance = r.between(1, 20);
         if (r.chance(5)) c.attn_softcap = 2;
         if (r.chance(5)) c.logit_softcap = 3;
         if (r.chance(5)) c.logit_scale = 0.75f;
@@ -442,8 +466,10 @@ inline TestModel random_model(uint64_t seed, uint32_t kind = 3)
             if (r.chance(3)) c.routed_scale = 2.5f;
             s.router_bias = r.chance(3);
             if (r.chance(2)) c.shared_hidden_dim = r.between(1, 30), s.shared_router = r.chance(2);
-            if (c.n_layers > 1 && c.n_experts > 1 && r.chance(3)) s.dense_layers = 1, c.dense_hidden_dim = r.between(1, 60);
-            if (s.gate && r.chance(4)) c.activation = Activation::clamped_swiglu, c.mlp_clamp = 0.5f, c.mlp_alpha = 1.702f;
+            if (c.n_layers > 1 && c.n_experts > 1 && r.chance(3))
+                s.dense_layers = 1, c.dense_hidden_dim = r.between(1, 60);
+            if (s.gate && r.chance(4))
+                c.activation = Activation::clamped_swiglu, c.mlp_clamp = 0.5f, c.mlp_alpha = 1.702f;
         }
         if (stack == 0 && kind != 2 && r.chance(6) && !s.relative_keys) {   // latent attention
             c.n_kv_heads = 1;
@@ -466,17 +492,20 @@ inline TestModel random_model(uint64_t seed, uint32_t kind = 3)
                 c.head_activation = r.chance(2) ? Activation::tanh : Activation::gelu;
             }
         }
-        if (stack == 1 && r.chance(4)) c.n_features = r.between(1, 9), c.n_frames = 2 * r.between(1, 20), c.vocab_size = 0, c.n_types = 0;
+        if (stack == 1 && r.chance(4))
+            c.n_features = r.between(1, 9), c.n_frames = 2 * r.between(1, 20), c.vocab_size = 0, c.n_types = 0;
         if (c.n_features) c.embedding_dim = c.dim, s.norm_projected = true;
     }
-    return kind == 2 ? make_model(configs[0], slots[0], seed, configs[1], slots[1]) : make_model(configs[0], slots[0], seed);
+    return kind == 2 ? make_model(configs[0], slots[0], seed, configs[1], slots[1])
+                     : make_model(configs[0], slots[0], seed);
 }
 
-// ---- Running -----------------------------------------------------------------------------------------------------------
+// ---- Running --------------------------------------------------------------------------------------------------------
 
 inline std::string words(const Status& s)
 {
-    return "code " + std::to_string(static_cast<int>(s.code)) + ": " + s.text + " (" + s.field + ", " + std::to_string(s.where) + ")";
+    return "code " + std::to_string(static_cast<int>(s.code)) + ": " + s.text + " (" + s.field + ", " +
+           std::to_string(s.where) + ")";
 }
 #define REQUIRE_OK(expression)                                                         \
     do {                                                                               \
@@ -485,7 +514,10 @@ inline std::string words(const Status& s)
     } while (false)
 
 struct Opened {
-    explicit Opened(AlignedBytes from) : bytes(std::move(from)) { REQUIRE_OK(transformer::open(bytes.data, bytes.size, &model)); }
+    explicit Opened(AlignedBytes from) : bytes(std::move(from))
+    {
+        REQUIRE_OK(transformer::open(bytes.data, bytes.size, &model));
+    }
     explicit Opened(const TestModel& m) : Opened(m.checkpoint()) {}
     Opened(const TestModel& m, DType type) : Opened(m.checkpoint(type)) {}
     Opened(const Opened&) = delete;
@@ -534,7 +566,10 @@ inline std::vector<float> last_row(const Session& s)
     const float* const row = s.logits + size_t{s.logit_rows - 1} * n;
     return std::vector<float>(row, row + n);
 }
-inline std::vector<float> copy_of(const Rows& r) { return std::vector<float>(r.data, r.data + size_t{r.count} * r.dim); }
+inline std::vector<float> copy_of(const Rows& r)
+{
+    return std::vector<float>(r.data, r.data + size_t{r.count} * r.dim);
+}
 
 // Logits after every token of a decoder, the tokens given in pieces.
 inline std::vector<float> all_logits(Session& s, const std::vector<int32_t>& ids, uint32_t piece)
@@ -547,7 +582,8 @@ inline std::vector<float> all_logits(Session& s, const std::vector<int32_t>& ids
     }
     return out;
 }
-inline std::vector<float> all_logits(const Model& m, Options o, const std::vector<int32_t>& ids, uint32_t piece, int fill = 0xff)
+inline std::vector<float> all_logits(const Model& m, Options o, const std::vector<int32_t>& ids, uint32_t piece,
+                                     int fill = 0xff)
 {
     o.batch = piece;
     o.all_logits = true;
@@ -555,7 +591,8 @@ inline std::vector<float> all_logits(const Model& m, Options o, const std::vecto
     return all_logits(s.session, ids, piece);
 }
 // Logits after the last token, all tokens in one call.
-inline std::vector<float> last_logits(const Model& m, const Options& o, const std::vector<int32_t>& ids, int fill = 0xff)
+inline std::vector<float> last_logits(const Model& m, const Options& o, const std::vector<int32_t>& ids,
+                                      int fill = 0xff)
 {
     Started s(m, o, fill);
     REQUIRE_OK(transformer::forward(s.session, tokens_of(ids), nullptr));
@@ -570,7 +607,7 @@ inline std::vector<Isa> rooms()
     return list;
 }
 
-// ---- Files -------------------------------------------------------------------------------------------------------------
+// ---- Files ----------------------------------------------------------------------------------------------------------
 
 // A folder of large test files that is not part of the repository: "" if it is not there.
 inline std::string shared_folder(const std::string& name)
@@ -586,7 +623,9 @@ struct Temporary {
     {
         static int count = 0;
         std::random_device random;
-        path = (std::filesystem::temp_directory_path() / ("transformer-test-" + std::to_string(random()) + "-" + std::to_string(count++) + "-" + name)).string();
+        path = (std::filesystem::temp_directory_path() /
+                ("transformer-test-" + std::to_string(random()) + "-" + std::to_string(count++) + "-" + name))
+                   .string();
     }
     Temporary(const std::string& name, const void* data, size_t n) : Temporary(name) { write(data, n); }
     Temporary(const std::string& name, const std::string& bytes) : Temporary(name, bytes.data(), bytes.size()) {}

@@ -336,7 +336,8 @@ def write_logits():
     logits = [0.1 * i * (-1) ** i + 0.01 * i * i for i in range(20)]
     body += array("float", "sampler_logits", logits, float_literal)
     logits = [float(np.float32(x)) for x in logits]
-    for name, arguments in {"draws_plain": (1, logits, 1.0, 0, 1.0), "draws_warm": (42, logits, 0.75, 0, 0.9), "draws_top_k": (7, logits, 1.5, 5, 0.8)}.items():
+    cases = {"draws_plain": (1, logits, 1.0, 0, 1.0), "draws_warm": (42, logits, 0.75, 0, 0.9), "draws_top_k": (7, logits, 1.5, 5, 0.8)}
+    for name, arguments in cases.items():
         body += array("int32_t", name, draws(*arguments, 64))
     write("numpy_logits.hpp", "TRANSFORMER_TESTS_NUMPY_LOGITS_HPP", "what numpy computes for the small models of tests/test_model.cpp",
           "#include <cstdint>\n\n" + body + "\n}  // namespace numpy")
@@ -349,10 +350,20 @@ def write_sentencepiece():
         "no_bytes": (hand_made(byte_fallback=False), False, True),
         "trained": (trained(), True, True),
     }
-    body = "namespace sentencepiece {\n\nstruct Vocabulary {\n    const char* name;\n    bool byte_fallback, dummy_prefix;\n    uint32_t n_tokens;\n"
-    body += "    const char* text;                                          // of all tokens, one after the other\n"
-    body += "    const uint32_t* lengths;\n    const unsigned char* types;                                // 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte\n"
-    body += "    const float* scores;\n    const int32_t* ids;                                        // of each text: how many, then the ids\n};\n\n"
+    body = """namespace sentencepiece {
+
+struct Vocabulary {
+    const char* name;
+    bool byte_fallback, dummy_prefix;
+    uint32_t n_tokens;
+    const char* text;                                          // of all tokens, one after the other
+    const uint32_t* lengths;
+    const unsigned char* types;                                // 1 normal, 2 unknown, 3 control, 4 user defined, 6 byte
+    const float* scores;
+    const int32_t* ids;                                        // of each text: how many, then the ids
+};
+
+"""
     samples = [t.encode() for t in texts()]
     body += "static const uint32_t n_texts = %d;\n" % len(samples)
     body += "static const char texts[] =\n%s;\n" % literal(b"".join(samples))
@@ -370,7 +381,7 @@ def write_sentencepiece():
             encoded = model.encode(text.decode())
             ids += [len(encoded)] + encoded
         body += array("int32_t", name + "_ids", ids)
-        table += "    {\"%s\", %s, %s, %d, %s_text, %s_lengths, %s_types, %s_scores, %s_ids},\n" % (
+        table += "    {\"%s\", %s, %s, %d, %s_text, %s_lengths,\n     %s_types, %s_scores, %s_ids},\n" % (
             name, str(byte_fallback).lower(), str(dummy_prefix).lower(), len(pieces), name, name, name, name, name)
     body += "\nstatic const Vocabulary vocabularies[] = {\n%s};\n\n}  // namespace sentencepiece" % table
     write("sentencepiece.hpp", "TRANSFORMER_TESTS_SENTENCEPIECE_HPP", "ids that SentencePiece gives, for tests/test_text.cpp",

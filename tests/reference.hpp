@@ -1,7 +1,8 @@
 // tests/reference.hpp - the whole block family once more, in double precision, as slow and plain as the formulas
 //
-// Written from the meaning of Config and of the slots, not from the runtime: one sequence at once, full score matrices, no
-// cache, no batches; latent attention in its expanded form. What the runtime computes in f32 must agree within rounding.
+// Written from the meaning of Config and of the slots, not from the runtime: one sequence at once, full score
+// matrices, no cache, no batches; latent attention in its expanded form. What the runtime computes in f32 must agree
+// within rounding.
 #ifndef TRANSFORMER_TESTS_REFERENCE_HPP
 #define TRANSFORMER_TESTS_REFERENCE_HPP
 
@@ -26,7 +27,8 @@ public:
     explicit Reference(const TestModel& m) : model(m) {}
     bool interleaved = false;                                  // rotate (x_2i, x_2i+1), not (x_i, x_i + d/2)
 
-    Table run(uint32_t stack, const Sequence& in, const Table* memory = nullptr, const std::vector<uint8_t>* memory_mask = nullptr) const
+    Table run(uint32_t stack, const Sequence& in, const Table* memory = nullptr,
+              const std::vector<uint8_t>* memory_mask = nullptr) const
     {
         const Config& c = stack ? model.encoder : model.main;
         Table x = embed(stack, c, in);
@@ -71,7 +73,8 @@ public:
         for (Row& row : h)
             for (double& v : row) {
                 v *= static_cast<double>(c.logit_scale);
-                if (c.logit_softcap > 0) v = static_cast<double>(c.logit_softcap) * std::tanh(v / static_cast<double>(c.logit_softcap));
+                if (c.logit_softcap > 0)
+                    v = static_cast<double>(c.logit_softcap) * std::tanh(v / static_cast<double>(c.logit_softcap));
             }
         return h;
     }
@@ -93,7 +96,8 @@ public:
         switch (kind) {
         case Activation::silu: return x / (1 + std::exp(-x));
         case Activation::gelu: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
-        case Activation::gelu_tanh: return x / 2 * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+        case Activation::gelu_tanh:
+            return x / 2 * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
         case Activation::relu: return std::max(x, 0.0);
         case Activation::relu_squared: return std::max(x, 0.0) * std::max(x, 0.0);
         case Activation::quick_gelu: return x / (1 + std::exp(-1.702 * x));
@@ -120,14 +124,16 @@ private:
     }
 
     // n values from x on, with row `row` of the weight if it has several.
-    static void norm_row(NormKind kind, double eps, const Weights& w, const Weights* b, uint32_t row, double* x, size_t n)
+    static void norm_row(NormKind kind, double eps, const Weights& w, const Weights* b, uint32_t row, double* x,
+                         size_t n)
     {
         double mean = 0, square = 0;
         for (size_t i = 0; i < n; i++) mean += x[i] / static_cast<double>(n);
         if (kind == NormKind::rms) mean = 0;
         for (size_t i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean) / static_cast<double>(n);
         for (size_t i = 0; i < n; i++) {
-            x[i] = (x[i] - mean) / std::sqrt(square + eps) * static_cast<double>(w.at(0, row, static_cast<uint32_t>(i)));
+            x[i] =
+                (x[i] - mean) / std::sqrt(square + eps) * static_cast<double>(w.at(0, row, static_cast<uint32_t>(i)));
             if (b) x[i] += static_cast<double>(b->at(0, row, static_cast<uint32_t>(i)));
         }
     }
@@ -136,7 +142,9 @@ private:
         const Config& c = stack ? model.encoder : model.main;
         const Weights* const w = model.get(stack, layer, role);
         for (Row& row : x)
-            if (w) norm_row(c.norm, static_cast<double>(c.norm_eps), *w, model.get(stack, layer, role, true), 0, row.data(), row.size());
+            if (w)
+                norm_row(c.norm, static_cast<double>(c.norm_eps), *w, model.get(stack, layer, role, true), 0,
+                         row.data(), row.size());
         return x;
     }
     void residual(uint32_t stack, uint32_t layer, Table& x, Role post, Role out, Table y) const
@@ -152,11 +160,14 @@ private:
     {
         if (!in.rows.empty()) return in.rows;
         Table x;
-        if (!in.features.empty()) x = convolve(stack, Role::conv2, convolve(stack, Role::conv1, transposed(in.features), 1), 2);
+        if (!in.features.empty())
+            x = convolve(stack, Role::conv2, convolve(stack, Role::conv1, transposed(in.features), 1), 2);
         for (const int32_t id : in.tokens) {
             Row row(c.embedding_dim);
             for (uint32_t i = 0; i < c.embedding_dim; i++)
-                row[i] = static_cast<double>(c.embedding_scale) * static_cast<double>(model.get(stack, 0, Role::token_embedding)->at(0, static_cast<uint32_t>(id), i));
+                row[i] = static_cast<double>(c.embedding_scale) *
+                         static_cast<double>(
+                             model.get(stack, 0, Role::token_embedding)->at(0, static_cast<uint32_t>(id), i));
             x.push_back(row);
         }
         const Weights* const positions = model.get(stack, 0, Role::position_embedding);
@@ -164,15 +175,18 @@ private:
         const Weights* const gain = model.get(stack, 0, Role::embedding_norm);
         const auto add_positions = [&] {
             for (size_t t = 0; t < x.size(); t++)
-                for (uint32_t i = 0; i < positions->cols; i++) x[t][i] += static_cast<double>(positions->at(0, static_cast<uint32_t>(t), i));
+                for (uint32_t i = 0; i < positions->cols; i++)
+                    x[t][i] += static_cast<double>(positions->at(0, static_cast<uint32_t>(t), i));
         };
         const size_t width = x.empty() ? 0 : x[0].size();
         if (positions && positions->cols == width) add_positions();
         for (size_t t = 0; t < x.size(); t++) {
             for (uint32_t i = 0; types && i < width; i++)
-                x[t][i] += static_cast<double>(types->at(0, in.types.empty() ? 0 : static_cast<uint32_t>(in.types[t]), i));
-            for (size_t i = 0; c.flags & transformer::flag_sinusoidal && i < width / 2 * 2; i++) {                // whole pairs
-                const double angle = static_cast<double>(t) / std::pow(10000.0, static_cast<double>(i / 2 * 2) / static_cast<double>(width));
+                x[t][i] +=
+                    static_cast<double>(types->at(0, in.types.empty() ? 0 : static_cast<uint32_t>(in.types[t]), i));
+            for (size_t i = 0; c.flags & transformer::flag_sinusoidal && i < width / 2 * 2; i++) { // whole pairs
+                const double angle = static_cast<double>(t) /
+                                     std::pow(10000.0, static_cast<double>(i / 2 * 2) / static_cast<double>(width));
                 x[t][i] += i % 2 ? std::cos(angle) : std::sin(angle);
             }
         }
@@ -223,7 +237,8 @@ private:
     void rotate(uint32_t stack, const Config& c, Row& x, size_t at, size_t position, size_t length, bool local) const
     {
         const Weights* const table = model.get(stack, 0, Role::rope_freqs);
-        const bool plain = local && table && table->rows > 1 && !c.rope_long_from;     // the local frequencies are not scaled
+        const bool plain =
+            local && table && table->rows > 1 && !c.rope_long_from; // the local frequencies are not scaled
         const double scale = plain ? 1.0 : static_cast<double>(c.rope_scale);
         for (uint32_t i = 0; i < c.rope_dim / 2; i++) {
             const double angle = static_cast<double>(position) * frequency(stack, c, i, length, plain);
@@ -240,7 +255,9 @@ private:
         if (!w) return;
         const NormKind kind = c.flags & transformer::flag_qk_norm_layer ? NormKind::layer : NormKind::rms;
         if (w->cols != d) norm_row(kind, static_cast<double>(c.qk_norm_eps), *w, b, 0, x.data(), x.size());
-        else for (uint32_t h = 0; h < heads; h++) norm_row(kind, static_cast<double>(c.qk_norm_eps), *w, b, w->rows > 1 ? h : 0, &x[size_t{h} * d], d);
+        else
+            for (uint32_t h = 0; h < heads; h++)
+                norm_row(kind, static_cast<double>(c.qk_norm_eps), *w, b, w->rows > 1 ? h : 0, &x[size_t{h} * d], d);
     }
     static void clip(Table& x, double limit)
     {
@@ -248,7 +265,10 @@ private:
             for (double& v : row)
                 if (limit > 0) v = std::max(-limit, std::min(limit, v));
     }
-    static double scale_of(const Config& c) { return c.attn_scale > 0 ? static_cast<double>(c.attn_scale) : 1 / std::sqrt(static_cast<double>(c.head_dim)); }
+    static double scale_of(const Config& c)
+    {
+        return c.attn_scale > 0 ? static_cast<double>(c.attn_scale) : 1 / std::sqrt(static_cast<double>(c.head_dim));
+    }
 
     // Weights of one query over the keys, with the sink as one more key that has no value.
     static void softmax(Row& s, const double* sink)
@@ -272,11 +292,12 @@ private:
         const uint8_t flags = layer_flags(stack, l);
         Table q, k, v;
         const bool latent = c.kv_lora_rank != 0;
-        if (latent) {                                          // q and k of a head: rope part first, as the cache has them
+        if (latent) { // q and k of a head: rope part first, as the cache has them
             Table low = h;
             if (c.q_lora_rank) {
                 low = linear(stack, l, Role::wq_a, h);
-                for (Row& row : low) norm_heads(c, get(Role::q_a_norm), get(Role::q_a_norm, true), row, 1, c.q_lora_rank);
+                for (Row& row : low)
+                    norm_heads(c, get(Role::q_a_norm), get(Role::q_a_norm, true), row, 1, c.q_lora_rank);
             }
             q = linear(stack, l, Role::wq, low);
             k = linear(stack, l, Role::wkv_a, h);
@@ -306,8 +327,10 @@ private:
             }
             for (size_t t = 0; t < n && c.rope_dim && !(flags & transformer::layer_no_rope); t++) {
                 const bool local = (flags & transformer::layer_rope_local) != 0;
-                for (uint32_t head = 0; head < c.n_heads; head++) rotate(stack, c, q[t], size_t{head} * wide, t, n, local);
-                for (uint32_t head = 0; head < c.n_kv_heads; head++) rotate(stack, c, k[t], size_t{head} * d, t, n, local);
+                for (uint32_t head = 0; head < c.n_heads; head++)
+                    rotate(stack, c, q[t], size_t{head} * wide, t, n, local);
+                for (uint32_t head = 0; head < c.n_kv_heads; head++)
+                    rotate(stack, c, k[t], size_t{head} * d, t, n, local);
             }
         }
         Table mixed(n);
@@ -315,7 +338,9 @@ private:
             for (uint32_t head = 0; head < c.n_heads; head++) {
                 double scale = scale_of(c);
                 if (flags & transformer::layer_query_temperature)
-                    scale *= 1 + static_cast<double>(c.temperature_scale) * std::log(1 + std::floor(static_cast<double>(i + 1) / static_cast<double>(c.temperature_floor)));
+                    scale *= 1 + static_cast<double>(c.temperature_scale) *
+                                     std::log(1 + std::floor(static_cast<double>(i + 1) /
+                                                             static_cast<double>(c.temperature_floor)));
                 const uint32_t kv = head / group;
                 Row s(n, -HUGE_VAL);
                 for (size_t j = 0; j < n; j++) {
@@ -326,13 +351,16 @@ private:
                         const Weights& up = *get(Role::wk_b);  // the head's key without position: wk_b' latent
                         for (uint32_t e = 0; e < c.nope_head_dim; e++) {
                             double key = 0;
-                            for (uint32_t r = 0; r < c.kv_lora_rank; r++) key += static_cast<double>(up.at(head, r, e)) * k[j][c.rope_dim + r];
+                            for (uint32_t r = 0; r < c.kv_lora_rank; r++)
+                                key += static_cast<double>(up.at(head, r, e)) * k[j][c.rope_dim + r];
                             sum += q[i][head * wide + c.rope_dim + e] * key;
                         }
                     } else
                         for (uint32_t e = 0; e < d; e++) sum += q[i][head * d + e] * k[j][kv * d + e];
                     sum *= scale;
-                    if (c.attn_softcap > 0) sum = static_cast<double>(c.attn_softcap) * std::tanh(sum / static_cast<double>(c.attn_softcap));
+                    if (c.attn_softcap > 0)
+                        sum =
+                            static_cast<double>(c.attn_softcap) * std::tanh(sum / static_cast<double>(c.attn_softcap));
                     s[j] = sum + bias(stack, c, l, head, i, j, q, k, scale);
                 }
                 const double sink = get(Role::sinks) ? static_cast<double>(get(Role::sinks)->at(0, 0, head)) : 0.0;
@@ -340,7 +368,8 @@ private:
                 const uint32_t dv = latent ? c.kv_lora_rank : c.v_head_dim;
                 Row out(dv);
                 for (size_t j = 0; j < n; j++)
-                    for (uint32_t e = 0; e < dv; e++) out[e] += s[j] * (latent ? k[j][c.rope_dim + e] : v[j][kv * dv + e]);
+                    for (uint32_t e = 0; e < dv; e++)
+                        out[e] += s[j] * (latent ? k[j][c.rope_dim + e] : v[j][kv * dv + e]);
                 if (latent) {
                     const Weights& up = *get(Role::wv_b);
                     Row value(c.mla_v_head_dim);
@@ -361,25 +390,32 @@ private:
         if (c.window && !causal && j > i + c.window_ahead) return false;
         return !c.chunk || i / c.chunk == j / c.chunk;
     }
-    double bias(uint32_t stack, const Config& c, uint32_t l, uint32_t head, size_t i, size_t j, const Table& q, const Table& k, double scale) const
+    double bias(uint32_t stack, const Config& c, uint32_t l, uint32_t head, size_t i, size_t j, const Table& q,
+                const Table& k, double scale) const
     {
         const double distance = static_cast<double>(j) - static_cast<double>(i), m = c.relative_distance;
         const uint32_t column = static_cast<uint32_t>(m + std::max(-m, std::min(m, distance))), d = c.head_dim;
         double sum = 0;
-        if (const Weights* w = model.get(stack, 0, Role::alibi_slopes)) sum += static_cast<double>(w->at(0, 0, head)) * distance;
-        if (const Weights* w = model.get(stack, l, Role::relative_bias)) sum += static_cast<double>(w->at(0, head, column));
+        if (const Weights* w = model.get(stack, 0, Role::alibi_slopes))
+            sum += static_cast<double>(w->at(0, 0, head)) * distance;
+        if (const Weights* w = model.get(stack, l, Role::relative_bias))
+            sum += static_cast<double>(w->at(0, head, column));
         if (const Weights* rows = model.get(stack, 0, Role::relative_rows)) {
             const uint32_t row = static_cast<uint32_t>(rows->at(0, 0, column));
             for (uint32_t e = 0; e < d; e++) {
-                sum += scale * q[i][head * d + e] * static_cast<double>(model.get(stack, l, Role::rel_key)->at(0, row, head * d + e));
-                sum += scale * k[j][head * d + e] * static_cast<double>(model.get(stack, l, Role::rel_query)->at(0, row, head * d + e));
+                sum += scale * q[i][head * d + e] *
+                       static_cast<double>(model.get(stack, l, Role::rel_key)->at(0, row, head * d + e));
+                sum += scale * k[j][head * d + e] *
+                       static_cast<double>(model.get(stack, l, Role::rel_query)->at(0, row, head * d + e));
             }
         }
         return sum;
     }
-    Table cross(const Config& c, uint32_t l, const Table& h, const Table& memory, const std::vector<uint8_t>* mask) const
+    Table cross(const Config& c, uint32_t l, const Table& h, const Table& memory,
+                const std::vector<uint8_t>* mask) const
     {
-        const Table q = linear(0, l, Role::cross_wq, h), k = linear(0, l, Role::cross_wk, memory), v = linear(0, l, Role::cross_wv, memory);
+        const Table q = linear(0, l, Role::cross_wq, h), k = linear(0, l, Role::cross_wk, memory),
+                    v = linear(0, l, Role::cross_wv, memory);
         const uint32_t d = c.head_dim, dv = c.v_head_dim, group = c.n_heads / c.n_kv_heads;
         Table mixed(h.size(), Row(size_t{c.n_heads} * dv));
         for (size_t i = 0; i < h.size(); i++)
@@ -390,7 +426,9 @@ private:
                     double sum = 0;
                     for (uint32_t e = 0; e < d; e++) sum += q[i][head * d + e] * k[j][head / group * d + e];
                     s[j] = scale_of(c) * sum;
-                    if (c.attn_softcap > 0) s[j] = static_cast<double>(c.attn_softcap) * std::tanh(s[j] / static_cast<double>(c.attn_softcap));
+                    if (c.attn_softcap > 0)
+                        s[j] =
+                            static_cast<double>(c.attn_softcap) * std::tanh(s[j] / static_cast<double>(c.attn_softcap));
                 }
                 softmax(s, nullptr);
                 for (size_t j = 0; j < memory.size(); j++)
@@ -399,7 +437,8 @@ private:
         return linear(0, l, Role::cross_wo, mixed);
     }
 
-    Table mlp(uint32_t stack, const Config& c, uint32_t l, Role gate, Role up, Role down, uint32_t expert, const Table& x) const
+    Table mlp(uint32_t stack, const Config& c, uint32_t l, Role gate, Role up, Role down, uint32_t expert,
+              const Table& x) const
     {
         Table u = linear(stack, l, up, x, expert), g;
         if (model.get(stack, l, gate)) g = linear(stack, l, gate, x, expert);
@@ -445,7 +484,8 @@ private:
         for (const uint32_t e : order) chosen += p[e];
         std::vector<std::pair<uint32_t, double>> out;
         for (const uint32_t e : order)
-            out.emplace_back(e, (c.flags & transformer::flag_renormalise ? p[e] / chosen : p[e]) * static_cast<double>(c.routed_scale));
+            out.emplace_back(e, (c.flags & transformer::flag_renormalise ? p[e] / chosen : p[e]) *
+                                    static_cast<double>(c.routed_scale));
         return out;
     }
     Table feed_forward(uint32_t stack, const Config& c, uint32_t l, const Table& x) const
@@ -462,9 +502,11 @@ private:
                 for (uint32_t i = 0; i < c.dim; i++) y[t][i] += (before ? 1 : choice.second) * out[0][i];
             }
             if (!model.get(stack, l, Role::shared_up)) continue;
-            const Table one = {x[t]}, out = mlp(stack, c, l, Role::shared_gate, Role::shared_up, Role::shared_down, 0, one);
+            const Table one = {x[t]},
+                        out = mlp(stack, c, l, Role::shared_gate, Role::shared_up, Role::shared_down, 0, one);
             double weight = 1;
-            if (model.get(stack, l, Role::shared_router)) weight = 1 / (1 + std::exp(-linear(stack, l, Role::shared_router, one)[0][0]));
+            if (model.get(stack, l, Role::shared_router))
+                weight = 1 / (1 + std::exp(-linear(stack, l, Role::shared_router, one)[0][0]));
             for (uint32_t i = 0; i < c.dim; i++) y[t][i] += weight * out[0][i];
         }
         return y;

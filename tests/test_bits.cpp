@@ -18,7 +18,10 @@ void backwards(void*, uint32_t n, Task task, void* data)
     while (n) task(data, --n);
 }
 
-std::string room_of(Isa isa) { return isa == Isa::scalar ? "scalar" : isa == Isa::avx2 ? "avx2" : isa == Isa::avx512 ? "avx512" : "neon"; }
+std::string room_of(Isa isa)
+{
+    return isa == Isa::scalar ? "scalar" : isa == Isa::avx2 ? "avx2" : isa == Isa::avx512 ? "avx512" : "neon";
+}
 
 // One row of logits for each position, or the last row only.
 std::vector<float> run(const Model& m, Options o, const std::vector<int32_t>& ids, uint32_t batch, bool all)
@@ -70,7 +73,8 @@ TEST_CASE("every number format gives the same bits in every room, batch and spli
             stored.store_as(type);
             const Opened opened(stored);
             for (const DType cache : {DType::f32, DType::f16})
-                check_all_ways(opened.model, random_tokens(m == &tails ? 135 : 30, m->main.vocab_size), cache, type == DType::q8_0);
+                check_all_ways(opened.model, random_tokens(m == &tails ? 135 : 30, m->main.vocab_size), cache,
+                               type == DType::q8_0);
         }
 }
 
@@ -82,7 +86,8 @@ TEST_CASE("a prompt that crosses blocks of 128 positions gives the same bits how
         const Opened opened(m, DType::q8_0);
         check_all_ways(opened.model, ids, cache, false);
         const std::vector<float> want = all_logits(opened.model, plain_options(300, cache), ids, 300);
-        for (const uint32_t piece : {127u, 128u, 129u, 16u, 15u, 17u}) CHECK(same_bits(all_logits(opened.model, plain_options(300, cache), ids, piece), want));
+        for (const uint32_t piece : {127u, 128u, 129u, 16u, 15u, 17u})
+            CHECK(same_bits(all_logits(opened.model, plain_options(300, cache), ids, piece), want));
     }
     m.main.window = 130;
     const Opened window(m);
@@ -115,6 +120,31 @@ TEST_CASE("one forward of all tokens, many of one, and generate() see the same b
     }
 }
 
+TEST_CASE("types and rows that are longer than a batch go on where the batch before ended")
+{
+    Config c = tiny_config();
+    c.n_types = 5;
+    const Opened opened(make_model(c, Slots{}, 1));
+    const auto ids = random_tokens(40, 64), types = random_tokens(40, 5, 8);
+    std::vector<float> rows(40 * 16);
+    Random r{9};
+    for (float& v : rows) v = r.number();
+    for (const bool with_rows : {false, true}) {
+        Input in = tokens_of(ids);
+        in.types = types.data();
+        if (with_rows) in.rows = rows.data();
+        std::vector<float> want;
+        for (const uint32_t batch : {40u, 7u, 1u}) {
+            Options o = plain_options(40);
+            o.batch = batch;
+            Started s(opened.model, o);
+            REQUIRE_OK(forward(s.session, in, nullptr));
+            if (want.empty()) want = last_row(s.session);
+            CHECK(same_bits(last_row(s.session), want));
+        }
+    }
+}
+
 TEST_CASE("random members of the family give the same bits in every room, batch and split into slices")
 {
     for (uint64_t seed = 1000; seed < 1050; seed++) {
@@ -140,7 +170,8 @@ TEST_CASE("encoders and encoders with decoders give the same bits in every room 
         const uint32_t n = source.n_features ? source.n_frames : r.between(1, seed % 10 ? 30 : 150);
         std::vector<float> features(size_t{source.n_features} * n);
         for (float& v : features) v = r.number();
-        const auto ids = random_tokens(n, source.vocab_size ? source.vocab_size : 1, seed), after = random_tokens(20, m.main.vocab_size, seed);
+        const auto ids = random_tokens(n, source.vocab_size ? source.vocab_size : 1, seed),
+                   after = random_tokens(20, m.main.vocab_size, seed);
         std::vector<uint8_t> mask(n);
         for (uint8_t& one : mask) one = !r.chance(3);
         Input in;
@@ -207,7 +238,8 @@ TEST_CASE("what the session's memory held before does not matter")
         const auto ids = random_tokens(30, m.main.vocab_size, seed);
         INFO("seed " << seed);
         const std::vector<float> want = last_logits(opened.model, plain_options(30), ids, 0);
-        for (const int fill : {0xff, 0x7f, 0x80}) CHECK(same_bits(last_logits(opened.model, plain_options(30), ids, fill), want));
+        for (const int fill : {0xff, 0x7f, 0x80})
+            CHECK(same_bits(last_logits(opened.model, plain_options(30), ids, fill), want));
     }
 }
 
@@ -220,7 +252,8 @@ TEST_CASE("layers that ask for local frequencies get the plain ones where there 
         const Opened opened(make_model(tiny_config(), s, 1));
         const auto ids = random_tokens(20, 64);
         const std::vector<float> want = last_logits(opened.model, plain_options(20), ids, 0);
-        for (const int fill : {0xff, 0x3f}) CHECK(same_bits(last_logits(opened.model, plain_options(20), ids, fill), want));
+        for (const int fill : {0xff, 0x3f})
+            CHECK(same_bits(last_logits(opened.model, plain_options(20), ids, fill), want));
     }
 }
 
@@ -254,7 +287,7 @@ TEST_CASE("an observer sees every layer and changes nothing")
 {
     struct Seen {
         uint32_t embeddings = 0, layers = 0, hidden = 0, rows = 0;
-        double worst = 0;                                      // of |1 - sum of a query's weights|, over the first block
+        double worst = 0; // of |1 - sum of a query's weights|, over the first block
     };
     const Opened opened(tiny_llama());
     const auto ids = random_tokens(40, 64);
@@ -303,7 +336,8 @@ TEST_CASE("a prompt longer than the original context gives the same bits for eve
         GenerateOptions g;
         g.max_tokens = 1;
         g.sampler.temperature = 0;
-        REQUIRE_OK(generate(run.session, ids.data(), 30, g, [](void*, const char*, uint32_t) { return true; }, nullptr));
+        REQUIRE_OK(generate(
+            run.session, ids.data(), 30, g, [](void*, const char*, uint32_t) { return true; }, nullptr));
         if (want.empty()) want = last_row(run.session);
         INFO("batch " << batch);
         CHECK(same_bits(last_row(run.session), want));
@@ -365,10 +399,10 @@ TEST_CASE("the bits of small models are the committed ones")
         const auto ids = random_tokens(140, c.model.main.vocab_size);
         const std::vector<float> logits = all_logits(opened.model, plain_options(140, c.cache), ids, 140);
         uint64_t hash = 0xcbf29ce484222325u;
-        for (const float x : logits) {                         // byte by byte, so that the order of a word's bytes does not matter
+        for (const float x : logits) { // byte by byte, so that the order of a word's bytes does not matter
             const uint32_t u = bits_of(x);
-            const unsigned char b[4] = {static_cast<unsigned char>(u), static_cast<unsigned char>(u >> 8), static_cast<unsigned char>(u >> 16),
-                                        static_cast<unsigned char>(u >> 24)};
+            const unsigned char b[4] = {static_cast<unsigned char>(u), static_cast<unsigned char>(u >> 8),
+                                        static_cast<unsigned char>(u >> 16), static_cast<unsigned char>(u >> 24)};
             hash = fnv1a(b, 4, hash);
         }
         INFO(std::string(c.name));

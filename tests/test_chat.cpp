@@ -28,7 +28,8 @@ const std::string& text_of(const Json& object, const char* key)
 struct Outcome {
     std::string text, refusal, error;
 };
-Outcome outcome(const std::string& text, const ChatInput& input, const weights::ChatLimits& limits = weights::ChatLimits())
+Outcome outcome(const std::string& text, const ChatInput& input,
+                const weights::ChatLimits& limits = weights::ChatLimits())
 {
     Outcome o;
     try {
@@ -76,7 +77,8 @@ TEST_CASE("chat: templates of published families")
         CAPTURE(text_of(family, "name"));
         for (const Json& one : family.find("cases")->items) {
             std::vector<ChatMessage> messages;
-            for (const Json& m : one.find("messages")->items) messages.push_back({m.items[0].string, m.items[1].string});
+            for (const Json& m : one.find("messages")->items)
+                messages.push_back({m.items[0].string, m.items[1].string});
             CAPTURE(messages.size());
             const ChatInput in = conversation(messages, one.find("prompt")->flag);
             check(one, outcome(text_of(family, "template"), in));
@@ -106,7 +108,8 @@ TEST_CASE("chat: well-known templates are found by their marks and by name")
         {"chatml", "chatml"}, {"smollm2", "chatml"}, {"qwen3", "chatml"}, {"llama3", "llama3"}, {"llama3.2", "llama3"},
         {"gemma", "gemma"}, {"gemma3", "gemma"}, {"deepseek-r1", "deepseek"}, {"phi3", "phi3"}, {"zephyr", "zephyr"},
         {"llama2", "llama2"}, {"mistral", "mistral"}, {"mistral-v3", "mistral"}};
-    for (const auto& [name, expected] : pairs) {
+    for (const auto& pair : pairs) {
+        const char *const name = pair.first, *const expected = pair.second;
         const weights::ChatFamily* const found = weights::chat_family_of(text_of(family(name), "template"));
         CAPTURE(name);
         REQUIRE(found);
@@ -122,7 +125,8 @@ TEST_CASE("chat: well-known templates are found by their marks and by name")
             const ChatInput in = conversation({{"user", "a"}, {"assistant", "b"}, {"user", " c"}}, prompt);
             if (std::string(name) == "phi3" && !prompt) continue;  // the published one ends with eos_token
             CAPTURE(name);
-            CHECK(outcome(weights::chat_family_named(name)->text, in).text == outcome(text_of(family(name), "template"), in).text);
+            const Outcome published = outcome(text_of(family(name), "template"), in);
+            CHECK(outcome(weights::chat_family_named(name)->text, in).text == published.text);
         }
 }
 
@@ -139,21 +143,39 @@ TEST_CASE("chat: a template cannot ask for much")
         sum += "+1", filters += "|trim", attributes += ".a";
         branches += "{% elif no %}", blocks += "{% if 1 %}";
     }
-    for (const std::string& text :
-         {"{{ " + deep, "{{ " + lists, "{{ " + nots + "1 }}", "{{ " + sum + " }}", "{{ " + filters + " }}", "{{ " + attributes + " }}", blocks,
-          std::string("{% for a in range(100000000) %}{% endfor %}"), std::string("{% for a in range(3000) %}{% for b in range(3000) %}{% endfor %}{% endfor %}"),
-          std::string("{{ 'abcdefgh' * 1000000000 }}"), std::string("{{ [1, 2] * 1000000000 }}"), std::string("{{ 9999999999999 * 9999999999999 }}"),
-          std::string("{% set ns = namespace(a='x') %}{% for i in range(100) %}{% set ns.a = ns.a + ns.a %}{% endfor %}"),
-          std::string("{% set ns = namespace(a=[1]) %}{% for i in range(100) %}{% set ns.a = ns.a + ns.a %}{% endfor %}"),
-          std::string("{% set ns = namespace(a=[1]) %}{% for i in range(1000) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}"),
-          std::string("{% set ns = namespace(a=[1]) %}{% for i in range(50) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }}"),
-          std::string("{% set ns = namespace(a=[1]) %}{% for i in range(50) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a == ns.a }}"),
-          std::string("{% set ns = namespace() %}{% set ns.ns = ns %}"), std::string("{% set ns = namespace() %}{{ [ns] }}"),
-          std::string("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), std::string("{% macro f(n) %}{{ f(n) ~ f(n) }}{% endmacro %}{{ f(1) }}"),
-          std::string("{% set a = 'x' * 10000 %}{{ a | replace('x', a) | replace('x', a) }}"),
-          std::string("{% set a = 'x' * 1000000 %}{{ [a, a, a, a, a, a, a, a] * 1000 | join(a) }}{{ ([a] * 1000) | join(a) }}"),
-          std::string("{{ ('a' * 20000000).split('a') | length }}"), std::string("{{ ('a' * 3000000) | list | length }}"),
-          std::string("{{ strftime_now('%') }}{{ strftime_now('%Q') }}"), "{{ 'x' }}" + std::string(2 << 20, ' ')}) {
+    const std::string grow = "{% for i in range(100) %}{% set ns.a = ns.a + ns.a %}{% endfor %}";
+    const std::string nest =
+        "{% set ns = namespace(a=[1]) %}{% for i in range(50) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}";
+    const std::string all[] = {
+        "{{ " + deep,
+        "{{ " + lists,
+        "{{ " + nots + "1 }}",
+        "{{ " + sum + " }}",
+        "{{ " + filters + " }}",
+        "{{ " + attributes + " }}",
+        blocks,
+        "{% for a in range(100000000) %}{% endfor %}",
+        "{% for a in range(3000) %}{% for b in range(3000) %}{% endfor %}{% endfor %}",
+        "{{ 'abcdefgh' * 1000000000 }}",
+        "{{ [1, 2] * 1000000000 }}",
+        "{{ 9999999999999 * 9999999999999 }}",
+        "{% set ns = namespace(a='x') %}" + grow,
+        "{% set ns = namespace(a=[1]) %}" + grow,
+        "{% set ns = namespace(a=[1]) %}{% for i in range(1000) %}{% set ns.a = [ns.a] %}{% endfor %}",
+        nest + "{{ ns.a }}",
+        nest + "{{ ns.a == ns.a }}",
+        "{% set ns = namespace() %}{% set ns.ns = ns %}",
+        "{% set ns = namespace() %}{{ [ns] }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{{ f(n) ~ f(n) }}{% endmacro %}{{ f(1) }}",
+        "{% set a = 'x' * 10000 %}{{ a | replace('x', a) | replace('x', a) }}",
+        "{% set a = 'x' * 1000000 %}{{ ([a] * 1000) | join(a) }}",
+        "{{ ('a' * 20000000).split('a') | length }}",
+        "{{ ('a' * 3000000) | list | length }}",
+        "{{ strftime_now('%') }}{{ strftime_now('%Q') }}",
+        "{{ 'x' }}" + std::string(2 << 20, ' '),
+    };
+    for (const std::string& text : all) {
         CAPTURE(text.substr(0, 100));
         const Outcome o = outcome(text, in);
         CHECK(o.error.find("the chat template") == 0);
@@ -168,12 +190,13 @@ TEST_CASE("chat: a template cannot ask for much")
     CHECK(outcome("{{ 'x' * 20000 }}", in, few).error.find("too much text") != std::string::npos);
 }
 
-// Cut anywhere, with a byte changed anywhere, with pieces of other templates put in: a result or a sentence, in bounded time.
+// Cut anywhere, with a byte changed anywhere, with pieces of others put in: a result or a sentence, in bounded time.
 TEST_CASE("chat: broken templates")
 {
     std::vector<std::string> all;
     for (const Json& family : data().find("families")->items) all.push_back(text_of(family, "template"));
-    ChatInput in = conversation({{"system", "be kind"}, {"user", "hi"}, {"assistant", "</think>yes"}, {"user", "and?"}});
+    ChatInput in =
+        conversation({{"system", "be kind"}, {"user", "hi"}, {"assistant", "</think>yes"}, {"user", "and?"}});
     in.variables = data().find("variables");
     weights::ChatLimits limits;
     limits.steps = 20000, limits.bytes = 1 << 20;
@@ -190,8 +213,9 @@ TEST_CASE("chat: broken templates")
     for (const std::string& text : all)
         for (size_t n = 0; n < text.size(); n += 1 + n / 64) run(text.substr(0, n));
     for (const Json& rule : data().find("rules")->items) all.push_back(text_of(rule, "template"));
-    static const char* const pieces[] = {"{{", "}}", "{%", "%}", "-", "(", ")", "[", "]", "|", ".", "'", "\"", "\\", "if ", "else", "for ", "in ", "set ",
-                                         "endfor", "not ", "is ", "~", "*", "9", ",", ":", "\xff", "\n", "loop", "messages", "namespace(", "range(", "raw"};
+    static const char* const pieces[] = {"{{", "}}", "{%", "%}", "-", "(", ")", "[", "]", "|", ".", "'", "\"", "\\",
+                                         "if ", "else", "for ", "in ", "set ", "endfor", "not ", "is ", "~", "*", "9",
+                                         ",", ":", "\xff", "\n", "loop", "messages", "namespace(", "range(", "raw"};
     for (size_t i = 0; i < 20000; i++) {
         std::string text = all[below(all.size())];
         for (size_t k = 1 + below(3); k; k--) {

@@ -1,5 +1,5 @@
-// Checkpoints that are damaged, cut, forged or badly placed; session memory to the byte; what calls refuse. Any bytes give a
-// result or a Status: the same tests run under the sanitizers.
+// Checkpoints that are damaged, cut, forged or badly placed; session memory to the byte; what calls refuse. Any bytes
+// give a result or a Status: the same tests run under the sanitizers.
 #include "helpers.hpp"
 
 #include <algorithm>
@@ -12,7 +12,8 @@ namespace {
 
 bool keep_going(void*, const char*, uint32_t) { return true; }
 
-AlignedBytes copy_of(const AlignedBytes& from, uint64_t n)     // exactly n bytes, so that a sanitizer sees a read behind them
+// Exactly n bytes, so that a sanitizer sees a read behind them.
+AlignedBytes copy_of(const AlignedBytes& from, uint64_t n)
 {
     AlignedBytes to(n);
     std::memcpy(to.data, from.data, static_cast<size_t>(std::min(n, from.size)));
@@ -102,7 +103,8 @@ weights::VocabularySource small_vocabulary()
     weights::VocabularySource v;
     v.kind = VocabularyKind::sentencepiece_bpe;
     v.flags = vocabulary_add_bos | vocabulary_dummy_prefix | vocabulary_byte_fallback;
-    v.tokens = {"<unk>", "<s>", "</s>", "a", "t", "at", " ", "The", " c", " cat", "h", "e", "T", "he", "Th", "\xe7", "s", "sat", "sa", "."};
+    v.tokens = {"<unk>", "<s>", "</s>", "a",  "t",  "at",   " ", "The", " c", " cat",
+                "h",     "e",   "T",    "he", "Th", "\xe7", "s", "sat", "sa", "."};
     v.types.assign(v.tokens.size(), TokenType::normal);
     v.types[0] = TokenType::unknown;
     v.types[1] = v.types[2] = TokenType::control;
@@ -180,9 +182,11 @@ class Guarded {
 public:
     explicit Guarded(uint64_t n)
     {
-        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), whole = (static_cast<size_t>(n) + page - 1) / page * page;
+        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)),
+                     whole = (static_cast<size_t>(n) + page - 1) / page * page;
         size_ = whole + page;
-        base_ = static_cast<unsigned char*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        base_ = static_cast<unsigned char*>(
+            mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         REQUIRE(base_ != MAP_FAILED);
         REQUIRE(mprotect(base_ + whole, page, PROT_NONE) == 0);
         data = base_ + whole - n;
@@ -190,7 +194,10 @@ public:
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
     ~Guarded() { munmap(base_, size_); }
-    void read_only() const { REQUIRE(mprotect(base_, size_ - static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_READ) == 0); }
+    void read_only() const
+    {
+        REQUIRE(mprotect(base_, size_ - static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_READ) == 0);
+    }
     unsigned char* data;
 
 private:
@@ -201,7 +208,7 @@ private:
 
 }  // namespace
 
-// ---- Damage ------------------------------------------------------------------------------------------------------------
+// ---- Damage ---------------------------------------------------------------------------------------------------------
 
 TEST_CASE("every prefix of a checkpoint is refused, and with a corrected length gives a result or a Status")
 {
@@ -241,7 +248,8 @@ TEST_CASE("ten thousand random changes of bytes give a result or a Status")
     for (size_t k = 0; k < models.size(); k++) {
         const AlignedBytes whole = models[k].checkpoint();
         const uint32_t n = entries_of(whole);
-        const uint64_t front = weights::load_u64(whole.data + 24) + weights::load_u64(whole.data + 32);    // header, table, vocabulary
+        const uint64_t front =
+            weights::load_u64(whole.data + 24) + weights::load_u64(whole.data + 32); // header, table, vocabulary
         for (uint32_t i = 0; i < 2500; i++) {
             AlignedBytes bytes = copy_of(whole);
             for (uint32_t changes = r.between(1, 3); changes; changes--) {
@@ -282,7 +290,7 @@ TEST_CASE("every word of the header, both configurations and the table may hold 
     }
 }
 
-// ---- Fields ------------------------------------------------------------------------------------------------------------
+// ---- Fields ---------------------------------------------------------------------------------------------------------
 
 TEST_CASE("every field of the configuration that is out of range is named")
 {
@@ -291,52 +299,83 @@ TEST_CASE("every field of the configuration that is out of range is named")
         void (*set)(Config&);
     };
     const Wrong list[] = {
-        {"dim", [](Config& c) { c.dim = 0; }}, {"dim", [](Config& c) { c.dim = (1u << 24) + 1; }}, {"dim", [](Config& c) { c.dim = 0xffffffffu; }},
-        {"hidden_dim", [](Config& c) { c.hidden_dim = 0; }}, {"hidden_dim", [](Config& c) { c.hidden_dim = 0x80000000u; }},
-        {"n_layers", [](Config& c) { c.n_layers = 0; }}, {"n_layers", [](Config& c) { c.n_layers = 65535; }},
-        {"n_heads", [](Config& c) { c.n_heads = 0; }}, {"n_heads", [](Config& c) { c.n_heads = 65537; }},
-        {"n_kv_heads", [](Config& c) { c.n_kv_heads = 0; }}, {"n_kv_heads", [](Config& c) { c.n_kv_heads = 3; }},
-        {"n_kv_heads", [](Config& c) { c.n_kv_heads = 8; }}, {"n_kv_heads", [](Config& c) { c.n_heads = 3; }},
-        {"head_dim", [](Config& c) { c.head_dim = 0; }}, {"head_dim", [](Config& c) { c.head_dim = 65537; }},
+        {"dim", [](Config& c) { c.dim = 0; }},
+        {"dim", [](Config& c) { c.dim = (1u << 24) + 1; }},
+        {"dim", [](Config& c) { c.dim = 0xffffffffu; }},
+        {"hidden_dim", [](Config& c) { c.hidden_dim = 0; }},
+        {"hidden_dim", [](Config& c) { c.hidden_dim = 0x80000000u; }},
+        {"n_layers", [](Config& c) { c.n_layers = 0; }},
+        {"n_layers", [](Config& c) { c.n_layers = 65535; }},
+        {"n_heads", [](Config& c) { c.n_heads = 0; }},
+        {"n_heads", [](Config& c) { c.n_heads = 65537; }},
+        {"n_kv_heads", [](Config& c) { c.n_kv_heads = 0; }},
+        {"n_kv_heads", [](Config& c) { c.n_kv_heads = 3; }},
+        {"n_kv_heads", [](Config& c) { c.n_kv_heads = 8; }},
+        {"n_kv_heads", [](Config& c) { c.n_heads = 3; }},
+        {"head_dim", [](Config& c) { c.head_dim = 0; }},
+        {"head_dim", [](Config& c) { c.head_dim = 65537; }},
         {"head_dim", [](Config& c) { c.n_heads = c.n_kv_heads = 65536, c.head_dim = 65536; }},
-        {"v_head_dim", [](Config& c) { c.v_head_dim = 0; }}, {"v_head_dim", [](Config& c) { c.v_head_dim = 0xffffffffu; }},
-        {"vocab_size", [](Config& c) { c.vocab_size = (1u << 24) + 1; }}, {"n_outputs", [](Config& c) { c.n_outputs = 0x7fffffff; }},
-        {"max_seq_len", [](Config& c) { c.max_seq_len = 0; }}, {"max_seq_len", [](Config& c) { c.max_seq_len = 0xffffffffu; }},
-        {"embedding_dim", [](Config& c) { c.embedding_dim = 0; }}, {"embedding_dim", [](Config& c) { c.embedding_dim = 0x10000000u; }},
-        {"n_types", [](Config& c) { c.n_types = 0xffffffffu; }}, {"n_experts", [](Config& c) { c.n_experts = 0x10000000u; }},
-        {"n_experts_active", [](Config& c) { c.n_experts = 4; }}, {"n_experts_active", [](Config& c) { c.n_experts_active = 1; }},
+        {"v_head_dim", [](Config& c) { c.v_head_dim = 0; }},
+        {"v_head_dim", [](Config& c) { c.v_head_dim = 0xffffffffu; }},
+        {"vocab_size", [](Config& c) { c.vocab_size = (1u << 24) + 1; }},
+        {"n_outputs", [](Config& c) { c.n_outputs = 0x7fffffff; }},
+        {"max_seq_len", [](Config& c) { c.max_seq_len = 0; }},
+        {"max_seq_len", [](Config& c) { c.max_seq_len = 0xffffffffu; }},
+        {"embedding_dim", [](Config& c) { c.embedding_dim = 0; }},
+        {"embedding_dim", [](Config& c) { c.embedding_dim = 0x10000000u; }},
+        {"n_types", [](Config& c) { c.n_types = 0xffffffffu; }},
+        {"n_experts", [](Config& c) { c.n_experts = 0x10000000u; }},
+        {"n_experts_active", [](Config& c) { c.n_experts = 4; }},
+        {"n_experts_active", [](Config& c) { c.n_experts_active = 1; }},
         {"n_experts_active", [](Config& c) { c.n_experts = 4, c.n_experts_active = 5; }},
         {"dense_hidden_dim", [](Config& c) { c.dense_hidden_dim = 0xffffffffu; }},
         {"shared_hidden_dim", [](Config& c) { c.shared_hidden_dim = 0xffffffffu; }},
         {"n_groups", [](Config& c) { c.n_experts = 4, c.n_experts_active = 1, c.n_groups = 3; }},
         {"n_groups", [](Config& c) { c.n_groups = 2; }},
-        {"n_groups_active", [](Config& c) { c.n_experts = 4, c.n_experts_active = 1, c.n_groups = 2, c.n_groups_active = 3; }},
-        {"q_lora_rank", [](Config& c) { c.q_lora_rank = 0xffffffffu; }}, {"kv_lora_rank", [](Config& c) { c.kv_lora_rank = 65537; }},
-        {"kv_lora_rank", [](Config& c) { c.kv_lora_rank = 4; }}, {"nope_head_dim", [](Config& c) { c.nope_head_dim = 0xffffffffu; }},
+        {"n_groups_active",
+         [](Config& c) { c.n_experts = 4, c.n_experts_active = 1, c.n_groups = 2, c.n_groups_active = 3; }},
+        {"q_lora_rank", [](Config& c) { c.q_lora_rank = 0xffffffffu; }},
+        {"kv_lora_rank", [](Config& c) { c.kv_lora_rank = 65537; }},
+        {"kv_lora_rank", [](Config& c) { c.kv_lora_rank = 4; }},
+        {"nope_head_dim", [](Config& c) { c.nope_head_dim = 0xffffffffu; }},
         {"mla_v_head_dim", [](Config& c) { c.mla_v_head_dim = 0xffffffffu; }},
-        {"rope_dim", [](Config& c) { c.rope_dim = 3; }}, {"rope_dim", [](Config& c) { c.rope_dim = 6; }},
-        {"rope_dim", [](Config& c) { c.rope_dim = 0xfffffffeu; }}, {"rope_long_from", [](Config& c) { c.rope_long_from = 0xffffffffu; }},
-        {"window", [](Config& c) { c.window = 0xffffffffu; }}, {"window_ahead", [](Config& c) { c.window_ahead = 0xffffffffu; }},
-        {"chunk", [](Config& c) { c.chunk = 0xffffffffu; }}, {"relative_distance", [](Config& c) { c.relative_distance = 0x80000000u; }},
-        {"n_features", [](Config& c) { c.n_features = 65537; }}, {"n_frames", [](Config& c) { c.n_features = 4; }},
-        {"n_frames", [](Config& c) { c.n_frames = 4; }}, {"n_features", [](Config& c) { c.n_features = 4, c.n_frames = 4; }},
-        {"norm", [](Config& c) { c.norm = static_cast<NormKind>(2); }}, {"activation", [](Config& c) { c.activation = static_cast<Activation>(9); }},
+        {"rope_dim", [](Config& c) { c.rope_dim = 3; }},
+        {"rope_dim", [](Config& c) { c.rope_dim = 6; }},
+        {"rope_dim", [](Config& c) { c.rope_dim = 0xfffffffeu; }},
+        {"rope_long_from", [](Config& c) { c.rope_long_from = 0xffffffffu; }},
+        {"window", [](Config& c) { c.window = 0xffffffffu; }},
+        {"window_ahead", [](Config& c) { c.window_ahead = 0xffffffffu; }},
+        {"chunk", [](Config& c) { c.chunk = 0xffffffffu; }},
+        {"relative_distance", [](Config& c) { c.relative_distance = 0x80000000u; }},
+        {"n_features", [](Config& c) { c.n_features = 65537; }},
+        {"n_frames", [](Config& c) { c.n_features = 4; }},
+        {"n_frames", [](Config& c) { c.n_frames = 4; }},
+        {"n_features", [](Config& c) { c.n_features = 4, c.n_frames = 4; }},
+        {"norm", [](Config& c) { c.norm = static_cast<NormKind>(2); }},
+        {"activation", [](Config& c) { c.activation = static_cast<Activation>(9); }},
         {"head_activation", [](Config& c) { c.head_activation = static_cast<Activation>(77); }},
-        {"router", [](Config& c) { c.router = static_cast<Router>(2); }}, {"pooling", [](Config& c) { c.pooling = static_cast<Pooling>(4); }},
-        {"flags", [](Config& c) { c.flags = 1u << 20; }}, {"decoder_start", [](Config& c) { c.decoder_start = 65; }},
-        {"rope_theta", [](Config& c) { c.rope_theta = 0; }}, {"rope_theta", [](Config& c) { c.rope_theta = -1; }},
-        {"norm_eps", [](Config& c) { c.norm_eps = -1e-9f; }}, {"qk_norm_eps", [](Config& c) { c.qk_norm_eps = -1; }},
-        {"temperature_floor", [](Config& c) { c.temperature_floor = 0.5f; }}, {"temperature_floor", [](Config& c) { c.temperature_floor = -1; }},
-        {"reserved", [](Config& c) { c.reserved[0] = 1; }}, {"reserved", [](Config& c) { c.reserved[10] = 0x80000000u; }},
+        {"router", [](Config& c) { c.router = static_cast<Router>(2); }},
+        {"pooling", [](Config& c) { c.pooling = static_cast<Pooling>(4); }},
+        {"flags", [](Config& c) { c.flags = 1u << 20; }},
+        {"decoder_start", [](Config& c) { c.decoder_start = 65; }},
+        {"rope_theta", [](Config& c) { c.rope_theta = 0; }},
+        {"rope_theta", [](Config& c) { c.rope_theta = -1; }},
+        {"norm_eps", [](Config& c) { c.norm_eps = -1e-9f; }},
+        {"qk_norm_eps", [](Config& c) { c.qk_norm_eps = -1; }},
+        {"temperature_floor", [](Config& c) { c.temperature_floor = 0.5f; }},
+        {"temperature_floor", [](Config& c) { c.temperature_floor = -1; }},
+        {"reserved", [](Config& c) { c.reserved[0] = 1; }},
+        {"reserved", [](Config& c) { c.reserved[10] = 0x80000000u; }},
     };
     for (const Wrong& wrong : list) {
         TestModel m = tiny_llama();
         wrong.set(m.main);
         CHECK_STATUS(open_model(m), Code::bad_config, wrong.field);
     }
-    const char* const numbers[] = {"norm_eps", "qk_norm_eps", "rope_theta", "rope_scale", "attn_scale", "attn_softcap", "logit_softcap", "logit_scale",
-                                   "embedding_scale", "residual_scale", "qkv_clip", "routed_scale", "temperature_floor", "temperature_scale", "mlp_clamp",
-                                   "mlp_alpha"};
+    const char* const numbers[] = {"norm_eps",          "qk_norm_eps",       "rope_theta",    "rope_scale",
+                                   "attn_scale",        "attn_softcap",      "logit_softcap", "logit_scale",
+                                   "embedding_scale",   "residual_scale",    "qkv_clip",      "routed_scale",
+                                   "temperature_floor", "temperature_scale", "mlp_clamp",     "mlp_alpha"};
     for (size_t i = 0; i < 16; i++)
         for (const float value : {HUGE_VALF, -HUGE_VALF, float_of(0x7fc00000u), float_of(0xff800001u)}) {
             TestModel m = tiny_llama();
@@ -371,9 +410,10 @@ TEST_CASE("the encoder's configuration is checked as the decoder's is")
 
 TEST_CASE("sizes whose product or sum wraps are refused")
 {
-    for (const auto& [dim, hidden, layers, vocab] : {std::make_tuple(65536u, 65536u, 4u, 64u), std::make_tuple(0x7fffffffu, 0x7fffffffu, 4u, 64u),
-                                                     std::make_tuple(16u, 40u, 2u, 0x40000000u), std::make_tuple(1u << 24, 1u << 24, 4096u, 1u << 24),
-                                                     std::make_tuple(0x40000000u, 16u, 2u, 4u)}) {
+    for (const auto& [dim, hidden, layers, vocab] :
+         {std::make_tuple(65536u, 65536u, 4u, 64u), std::make_tuple(0x7fffffffu, 0x7fffffffu, 4u, 64u),
+          std::make_tuple(16u, 40u, 2u, 0x40000000u), std::make_tuple(1u << 24, 1u << 24, 4096u, 1u << 24),
+          std::make_tuple(0x40000000u, 16u, 2u, 4u)}) {
         TestModel m = tiny_llama();
         m.main.dim = m.main.embedding_dim = dim;
         m.main.hidden_dim = hidden;
@@ -384,7 +424,8 @@ TEST_CASE("sizes whose product or sum wraps are refused")
     // shapes that agree with the configuration, and data that would end behind the file or wrap around to its front
     const AlignedBytes whole = tiny_llama().checkpoint();
     for (uint32_t i = 0; i < entries_of(whole); i++)
-        for (const uint64_t offset : {whole.size, whole.size - 64, uint64_t{1} << 32, uint64_t{1} << 63, UINT64_MAX - 63, UINT64_MAX & ~uint64_t{63}, UINT64_MAX}) {
+        for (const uint64_t offset : {whole.size, whole.size - 64, uint64_t{1} << 32, uint64_t{1} << 63,
+                                      UINT64_MAX - 63, UINT64_MAX & ~uint64_t{63}, UINT64_MAX}) {
             const AlignedBytes bytes = copy_of(whole);
             weights::store_u64(entry(bytes, i) + 24, offset);
             const Status status = open_bytes(bytes);
@@ -392,8 +433,37 @@ TEST_CASE("sizes whose product or sum wraps are refused")
             CHECK((status.code == Code::truncated || status.code == Code::bad_tensor));
             CHECK(std::string(status.field) == role_name(entry(bytes, i)[0]));
         }
+    // every tensor as near to the end of the file as it fits, and 64 bytes nearer; offsets that are not multiples of 64
+    for (const TestModel& model : small_models()) {
+        const AlignedBytes bytes = model.checkpoint();
+        for (uint32_t i = 0; i < entries_of(bytes); i++) {
+            unsigned char* const e = entry(bytes, i);
+            const uint64_t before = weights::load_u64(e + 24);
+            const uint64_t need =
+                matrix_bytes(static_cast<DType>(e[1]), weights::load_u32(e + 8), weights::load_u32(e + 12)) *
+                weights::load_u32(e + 16);
+            const uint64_t last = (bytes.size - need) / 64 * 64;
+            weights::store_u64(e + 24, last + 64);
+            CHECK_STATUS(open_bytes(bytes), Code::truncated, role_name(e[0]));
+            for (const uint64_t offset : {before + 4, before + 32, before - 1}) {
+                weights::store_u64(e + 24, offset);
+                CHECK_STATUS(open_bytes(bytes), Code::bad_tensor, role_name(e[0]));
+            }
+            weights::store_u64(e + 24, last);
+            const Status fits = open_bytes(bytes);
+            CHECK((fits.code == Code::ok || std::string(fits.field) == "relative_rows")); // whose numbers are looked at
+            weights::store_u64(e + 24, before);
+        }
+    }
     // as many tensors as the rest of the file has room for, and more
-    for (const uint32_t n : {0x7fffffffu, 0xffffffffu, 0x08000000u, entries_of(whole) + 1, static_cast<uint32_t>(whole.size / 32)}) {
+    for (const uint32_t n :
+         {0x7fffffffu, 0xffffffffu, 0x08000000u, static_cast<uint32_t>((whole.size - table_at) / 32 + 1)}) {
+        const AlignedBytes bytes = copy_of(whole);
+        weights::store_u32(bytes.data + 12, n);
+        CHECK_STATUS(open_bytes(bytes), Code::truncated, "tensors");
+    }
+    for (const uint32_t n :
+         {entries_of(whole) + 1, entries_of(whole) - 1, static_cast<uint32_t>((whole.size - table_at) / 32)}) {
         const AlignedBytes bytes = copy_of(whole);
         weights::store_u32(bytes.data + 12, n);
         CHECK_FALSE(open_bytes(bytes));
@@ -402,7 +472,8 @@ TEST_CASE("sizes whose product or sum wraps are refused")
     TestModel m = tiny_llama();
     m.vocabulary = small_vocabulary();
     const AlignedBytes with = m.checkpoint();
-    for (const uint64_t value : {with.size, with.size + 1, uint64_t{1} << 63, UINT64_MAX, UINT64_MAX - 3, UINT64_MAX - with.size})
+    for (const uint64_t value :
+         {with.size, with.size + 1, uint64_t{1} << 63, UINT64_MAX, UINT64_MAX - 3, UINT64_MAX - with.size})
         for (const uint64_t at : {24u, 32u}) {
             const AlignedBytes bytes = copy_of(with);
             weights::store_u64(bytes.data + at, value);
@@ -433,7 +504,7 @@ TEST_CASE("a session's size does not wrap, however large the model")
         }
 }
 
-// ---- The table ---------------------------------------------------------------------------------------------------------
+// ---- The table ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("tensors that are missing are named")
 {
@@ -446,9 +517,10 @@ TEST_CASE("tensors that are missing are named")
             if (!bias) without.tensors.erase(t.first | 1);     // its bias goes with it
             const Status status = open_model(without);
             switch (role) {
-            case Role::token_embedding: case Role::lm_head: case Role::embedding_proj: case Role::wq: case Role::wk: case Role::wv: case Role::wo:
-            case Role::wq_a: case Role::wkv_a: case Role::wk_b: case Role::wv_b: case Role::cross_wq: case Role::cross_wk: case Role::cross_wv:
-            case Role::cross_wo: case Role::up: case Role::down: case Role::router: case Role::shared_down: case Role::relative_rows:
+            case Role::token_embedding: case Role::lm_head: case Role::embedding_proj: case Role::wq: case Role::wk:
+            case Role::wv: case Role::wo: case Role::wq_a: case Role::wkv_a: case Role::wk_b: case Role::wv_b:
+            case Role::cross_wq: case Role::cross_wk: case Role::cross_wv: case Role::cross_wo: case Role::up:
+            case Role::down: case Role::router: case Role::shared_down: case Role::relative_rows:
                 if (bias) CHECK(status.code == Code::ok);
                 else CHECK_STATUS(status, Code::missing_tensor, role_name(static_cast<uint32_t>(role)));
                 break;
@@ -476,7 +548,16 @@ TEST_CASE("tensors that are there twice, out of order, or in a place that does n
         CHECK_FALSE(open_bytes(bytes));
     }
     for (uint32_t i = 0; i < n; i++)
-        for (const auto& [at, value] : {std::make_pair(0, 60), {0, 0x7f}, {0, 0xff}, {1, 7}, {1, 255}, {2, 1}, {2, 2}, {2, 255}, {5, 1}, {5, 255}}) {
+        for (const auto& [at, value] : {std::make_pair(0, 60),
+                                        {0, 0x7f},
+                                        {0, 0xff},
+                                        {1, 7},
+                                        {1, 255},
+                                        {2, 1},
+                                        {2, 2},
+                                        {2, 255},
+                                        {5, 1},
+                                        {5, 255}}) {
             const AlignedBytes bytes = copy_of(whole);
             entry(bytes, i)[at] = static_cast<unsigned char>(value);
             const Status status = open_bytes(bytes);
@@ -497,8 +578,10 @@ TEST_CASE("a tensor of another shape, type or place than its role asks for is re
                 w.values.assign(size_t{w.rows} * w.cols * w.count, 0.0f);
                 const Status status = open_model(wrong);
                 // roles whose length is free: it decides how long a session may be, or how wide the head is
-                const bool free_rows = role == static_cast<uint32_t>(Role::position_embedding) || role == static_cast<uint32_t>(Role::head_dense) ||
-                                       role == static_cast<uint32_t>(Role::rel_key) || role == static_cast<uint32_t>(Role::rel_query);
+                const bool free_rows = role == static_cast<uint32_t>(Role::position_embedding) ||
+                                       role == static_cast<uint32_t>(Role::head_dense) ||
+                                       role == static_cast<uint32_t>(Role::rel_key) ||
+                                       role == static_cast<uint32_t>(Role::rel_query);
                 if (status.code == Code::ok) {
                     INFO(std::string(role_name(role)) << ", " << std::string(what));
                     CHECK(free_rows);
@@ -518,7 +601,8 @@ TEST_CASE("a tensor of another shape, type or place than its role asks for is re
     for (uint32_t i = 0; i < entries_of(whole); i++) {
         const unsigned char* const e = entry(whole, i);
         const Role role = static_cast<Role>(e[0] & 0x7f);
-        const bool bytes_table = role == Role::layer_flags, row = weights::load_u32(e + 8) == 1 || role == Role::rope_freqs;
+        const bool bytes_table = role == Role::layer_flags,
+                   row = weights::load_u32(e + 8) == 1 || role == Role::rope_freqs;
         for (uint32_t type = 0; type < 7; type++) {
             AlignedBytes bytes = copy_of(whole);
             entry(bytes, i)[1] = static_cast<unsigned char>(type);
@@ -526,7 +610,8 @@ TEST_CASE("a tensor of another shape, type or place than its role asks for is re
             if (bytes_table) CHECK((status.code == Code::ok) == (type == 6));
             else if (row && role != Role::shared_router) CHECK((status.code == Code::ok) == (type == 0));
             else if (type == 6) CHECK_FALSE(status);
-            else if (status.code != Code::ok) CHECK(status.code == Code::truncated);           // tiles are larger than narrow rows
+            else if (status.code != Code::ok)
+                CHECK(status.code == Code::truncated); // tiles are larger than narrow rows
         }
     }
 }
@@ -537,7 +622,14 @@ TEST_CASE("a bias must be as long as its weight asks for")
         for (const auto& t : m.tensors) {
             if (!(t.first & 1)) continue;
             const uint32_t role = static_cast<uint32_t>(t.first >> 1 & 0x7f);
-            for (const auto& shape : {std::make_pair(1u, 1u), {1u, 3u}, {1u, 4u}, {1u, 8u}, {1u, 16u}, {2u, 4u}, {4u, 8u}, {t.second.rows, t.second.cols + 1}}) {
+            for (const auto& shape : {std::make_pair(1u, 1u),
+                                      {1u, 3u},
+                                      {1u, 4u},
+                                      {1u, 8u},
+                                      {1u, 16u},
+                                      {2u, 4u},
+                                      {4u, 8u},
+                                      {t.second.rows, t.second.cols + 1}}) {
                 if (shape.first == t.second.rows && shape.second == t.second.cols) continue;
                 TestModel wrong = m;
                 Weights& w = wrong.tensors.at(t.first);
@@ -588,8 +680,20 @@ TEST_CASE("other versions and other files are named as such")
     const Status status = open_bytes(bytes);
     CHECK_STATUS(status, Code::bad_version, "version");
     CHECK(status.where == 2);
-    const std::string starts[] = {"GGUF", "ggjt", std::string("\x7f" "ELF", 4), "PK\x03\x04", "\x89PNG", "\x1f\x8b", std::string(8, '\0'), std::string(8, '\xff'),
-                                  "Once upon a time", "TRNSFRM", "TRNSFRMr", "trnsfrmr"};
+    const std::string starts[] = {"GGUF",
+                                  "ggjt",
+                                  std::string("\x7f"
+                                              "ELF",
+                                              4),
+                                  "PK\x03\x04",
+                                  "\x89PNG",
+                                  "\x1f\x8b",
+                                  std::string(8, '\0'),
+                                  std::string(8, '\xff'),
+                                  "Once upon a time",
+                                  "TRNSFRM",
+                                  "TRNSFRMr",
+                                  "trnsfrmr"};
     for (const std::string& start : starts) {
         AlignedBytes foreign(4096);
         std::memset(foreign.data, start[0] == '\xff' ? 0xff : 0, 4096);
@@ -600,10 +704,11 @@ TEST_CASE("other versions and other files are named as such")
     CHECK_FALSE(transformer::open(starts[0].data(), 4, &model));
     Session session;
     std::vector<uint32_t> memory(100000);
-    CHECK_STATUS(start(model, plain_options(4), memory.data(), memory.size() * 4, &session), Code::bad_argument, "model");
+    CHECK_STATUS(start(model, plain_options(4), memory.data(), memory.size() * 4, &session), Code::bad_argument,
+                 "model");
 }
 
-// ---- Where the bytes lie -----------------------------------------------------------------------------------------------
+// ---- Where the bytes lie --------------------------------------------------------------------------------------------
 
 TEST_CASE("a checkpoint at any address gives the same logits or says that it is misaligned")
 {
@@ -689,7 +794,7 @@ TEST_CASE("a session touches no byte behind its memory")
 }
 #endif
 
-// ---- Session memory ----------------------------------------------------------------------------------------------------
+// ---- Session memory -------------------------------------------------------------------------------------------------
 
 TEST_CASE("exactly the session's size works, and one byte less, nothing, or a misaligned base is a Status")
 {
@@ -710,7 +815,8 @@ TEST_CASE("exactly the session's size works, and one byte less, nothing, or a mi
             CHECK_STATUS(status, Code::memory_too_small, "memory");
             CHECK(status.where == need);
         }
-        for (const uint32_t offset : {1u, 2u, 3u, 5u, 63u}) CHECK_STATUS(start(opened.model, o, memory.data + offset, need, &s), Code::misaligned, "memory");
+        for (const uint32_t offset : {1u, 2u, 3u, 5u, 63u})
+            CHECK_STATUS(start(opened.model, o, memory.data + offset, need, &s), Code::misaligned, "memory");
         CHECK_STATUS(start(opened.model, o, nullptr, need, &s), Code::misaligned, "memory");
         for (const uint32_t offset : {4u, 8u, 36u}) {          // slower, but the same bits
             if (!is_causal(m.main)) continue;
@@ -773,6 +879,34 @@ TEST_CASE("the size of a session is a constant expression that agrees with the o
     CHECK(session_size(opened.model, small) == sizeof constant_memory);
 }
 
+TEST_CASE("every region of a session is as large as its description says, and they do not overlap")
+{
+    for (uint64_t seed = 400; seed < 440; seed++) {
+        const Config c = random_model(seed, 0).main;
+        Options o = plain_options(50, seed % 2 ? DType::f16 : DType::f32);
+        o.batch = 9;
+        o.slices = 3;
+        const Plan p = plan(c, Config{}, o);
+        const uint64_t t = 9, f = std::max(std::max(c.hidden_dim, c.dense_hidden_dim), c.shared_hidden_dim);
+        const uint64_t cached = round_up(50, 16) * (uint64_t{c.head_dim} + c.v_head_dim) * (seed % 2 ? 2 : 4);
+        const std::pair<Region, uint64_t> least[] = {
+            {region_x, 4 * t * c.dim}, {region_h, 4 * t * c.dim}, {region_y, 4 * t * c.dim},
+            {region_g, c.flags & flag_parallel ? 4 * t * c.dim : 0}, {region_q, 4 * t * c.n_heads * c.head_dim},
+            {region_k, 4 * t * c.n_kv_heads * c.head_dim}, {region_v, 4 * t * c.n_kv_heads * c.v_head_dim},
+            {region_mixed, 4 * t * c.n_heads * c.v_head_dim}, {region_state, 4 * t * c.n_heads * 2},
+            {region_up, 4 * t * f}, {region_gate, 4 * t * f}, {region_router, 4 * (t + 2) * c.n_experts},
+            {region_expert, c.n_experts ? 4 * 2 * t * c.dim : 0},
+            {region_quantised, t * ((std::max<uint64_t>(c.dim, f) + 31) / 32) * sizeof(Group)},
+            {region_rope, 4 * 2 * t * c.rope_dim}, {region_slices, 3 * 4 * 4 * (uint64_t{128} + c.v_head_dim)},
+            {region_logits, 4 * uint64_t{c.n_outputs}}, {region_cache, c.n_layers * c.n_kv_heads * cached}};
+        for (const auto& r : least) {
+            INFO("region " << static_cast<int>(r.first));
+            CHECK(p.at[r.first + 1] >= p.at[r.first] + r.second);
+            CHECK(p.at[r.first] % 64 == 0);
+        }
+    }
+}
+
 TEST_CASE("a context shorter than the model was trained for costs less memory and gives the same logits")
 {
     TestModel m = tiny_llama();
@@ -781,7 +915,8 @@ TEST_CASE("a context shorter than the model was trained for costs less memory an
     CHECK(session_size(opened.model, plain_options(64)) < 100000);
     CHECK(session_size(opened.model, Options{}) < 1000000);    // the default does not follow the training length
     const auto ids = random_tokens(4, 64);
-    CHECK(same_bits(last_logits(opened.model, plain_options(4), ids), last_logits(opened.model, plain_options(64), ids)));
+    CHECK(
+        same_bits(last_logits(opened.model, plain_options(4), ids), last_logits(opened.model, plain_options(64), ids)));
 }
 
 TEST_CASE("options that make no sense are named")
@@ -797,7 +932,8 @@ TEST_CASE("options that make no sense are named")
     CHECK(with([](Options&) {}).code == Code::ok);
     CHECK_STATUS(with([](Options& o) { o.capacity = 0; }), Code::bad_argument, "options.capacity");
     CHECK_STATUS(with([](Options& o) { o.capacity = 0xffffffffu; }), Code::bad_argument, "options.capacity");
-    CHECK_STATUS(with([](Options& o) { o.source_capacity = 0xffffffffu; }), Code::bad_argument, "options.source_capacity");
+    CHECK_STATUS(with([](Options& o) { o.source_capacity = 0xffffffffu; }), Code::bad_argument,
+                 "options.source_capacity");
     CHECK_STATUS(with([](Options& o) { o.batch = 0; }), Code::bad_argument, "options.batch");
     CHECK_STATUS(with([](Options& o) { o.batch = 0xffffffffu; }), Code::bad_argument, "options.batch");
     CHECK_STATUS(with([](Options& o) { o.slices = 0xffffffffu; }), Code::bad_argument, "options.slices");
@@ -808,7 +944,7 @@ TEST_CASE("options that make no sense are named")
     CHECK(with([](Options& o) { o.batch = 10000; }).code == Code::ok);
 }
 
-// ---- Calls -------------------------------------------------------------------------------------------------------------
+// ---- Calls ----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("what forward() refuses leaves the session as it was")
 {
@@ -869,7 +1005,7 @@ TEST_CASE("an observer that stops a forward leaves the session usable")
     Started run(opened.model, o);
     stop.after = 1000000;
     REQUIRE_OK(forward(run.session, tokens_of(ids, 0, 5), nullptr));
-    for (int after = 0; after < 172; after += 1 + after / 10) {                         // 3 batches of 4 events, 160 rows
+    for (int after = 0; after < 172; after += 1 + after / 10) { // 3 batches of 4 events, 160 rows
         stop.after = after;
         CHECK(forward(run.session, tokens_of(ids, 5, 20), nullptr).code == Code::cancelled);
         CHECK(run.session.position == 5);
@@ -888,7 +1024,9 @@ TEST_CASE("after an encoder that was stopped the decoder does not go on with wha
     bool stop = false;
     Options o = plain_options(40);
     o.observer_user = &stop;
-    o.observer = [](void* user, const Event& e) { return !(*static_cast<bool*>(user) && e.encoder && e.kind == Event::layer_output); };
+    o.observer = [](void* user, const Event& e) {
+        return !(*static_cast<bool*>(user) && e.encoder && e.kind == Event::layer_output);
+    };
     Started run(opened.model, o);
     const auto source = random_tokens(30, 40), ids = random_tokens(20, 64);
     REQUIRE_OK(encode(run.session, tokens_of(source), nullptr));
@@ -931,7 +1069,7 @@ TEST_CASE("masks that hide every key, and padding that is no number, leave the r
     for (uint32_t i = 0; i < 10 * 64; i++) REQUIRE(std::isfinite(logits[i]));
 }
 
-// ---- Files -------------------------------------------------------------------------------------------------------------
+// ---- Files ----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("files that are missing, empty or no files are a Status")
 {

@@ -1,5 +1,6 @@
-// What the readers make of other people's files, and what the writer makes of that: llama2.c models and tokenizers of all
-// versions, good and bad, against the reference and against llama2.c itself; files that are something else; the checkpoint.
+// What the readers make of other people's files, and what the writer makes of that: llama2.c models and tokenizers of
+// all versions, good and bad, against the reference and against llama2.c itself; files that are something else; the
+// checkpoint.
 #include "reference.hpp"
 #include "weights/json.hpp"
 
@@ -31,7 +32,10 @@ void set_word(std::string& in, size_t at, int64_t value)
     in.replace(at, 4, word);
 }
 
-const std::vector<float>& values_of(const TestModel& m, uint32_t layer, Role role) { return m.get(0, layer, role)->values; }
+const std::vector<float>& values_of(const TestModel& m, uint32_t layer, Role role)
+{
+    return m.get(0, layer, role)->values;
+}
 
 // The tensors of a model, its rows taken to be in the file's order, as llama2.c writes them.
 std::string llama2c_v0(const TestModel& m, bool tied, int32_t seq = 16)
@@ -43,15 +47,17 @@ std::string llama2c_v0(const TestModel& m, bool tied, int32_t seq = 16)
     put_word(out, tied ? int64_t{c.vocab_size} : -int64_t{c.vocab_size});
     put_word(out, seq);
     put_floats(out, values_of(m, 0, Role::token_embedding));
-    for (const Role role : {Role::attn_norm_pre, Role::wq, Role::wk, Role::wv, Role::wo, Role::ffn_norm_pre, Role::gate, Role::down, Role::up})
+    for (const Role role : {Role::attn_norm_pre, Role::wq, Role::wk, Role::wv, Role::wo, Role::ffn_norm_pre, Role::gate,
+                            Role::down, Role::up})
         for (uint32_t l = 1; l <= c.n_layers; l++) put_floats(out, values_of(m, l, role));
     put_floats(out, values_of(m, 0, Role::final_norm));
-    put_floats(out, std::vector<float>(static_cast<size_t>(seq) * c.head_dim, 1e30f));          // the tables that nobody reads
+    put_floats(out, std::vector<float>(static_cast<size_t>(seq) * c.head_dim, 1e30f)); // the tables that nobody reads
     if (!tied) put_floats(out, values_of(m, 0, Role::lm_head));
     return out;
 }
 
-// Versions 1 and 2. Version 2 rounds to 8 bits in groups that run over the flat tensor; `rounded` gets the numbers it means.
+// Versions 1 and 2. Version 2 rounds to 8 bits in groups that run over the flat tensor; `rounded` gets the numbers it
+// means.
 std::string llama2c_later(const TestModel& m, bool tied, int32_t version, int32_t group, TestModel* rounded = nullptr)
 {
     const Config& c = m.main;
@@ -118,7 +124,8 @@ AlignedBytes imported(const std::string& bytes, bool as_f32 = true)
 std::vector<float> run(const std::string& bytes, const std::vector<int32_t>& ids)
 {
     const Opened opened(imported(bytes));
-    return all_logits(opened.model, plain_options(static_cast<uint32_t>(ids.size())), ids, static_cast<uint32_t>(ids.size()));
+    return all_logits(opened.model, plain_options(static_cast<uint32_t>(ids.size())), ids,
+                      static_cast<uint32_t>(ids.size()));
 }
 std::vector<double> interleaved(const TestModel& m, const std::vector<int32_t>& ids)
 {
@@ -129,7 +136,7 @@ std::vector<double> interleaved(const TestModel& m, const std::vector<int32_t>& 
 
 }  // namespace
 
-// ---- llama2.c models ---------------------------------------------------------------------------------------------------
+// ---- llama2.c models ------------------------------------------------------------------------------------------------
 
 TEST_CASE("the sign of llama2.c's vocabulary size says whether the classifier is its own")
 {
@@ -162,8 +169,12 @@ TEST_CASE("llama2.c's neighbouring pairs of q and k are rotated as neighbours")
     const std::vector<float> got = run(llama2c_v0(m, false), ids);
     const std::vector<double> right = interleaved(m, ids), other = Reference(m).logits(ids);
     CHECK(distance(got, right) < 1e-5);
-    const auto at = [&](const std::vector<double>& v, int position) { return std::vector<double>(v.begin() + position * 64, v.begin() + position * 64 + 64); };
-    const auto got_at = [&](int position) { return std::vector<float>(got.begin() + position * 64, got.begin() + position * 64 + 64); };
+    const auto at = [&](const std::vector<double>& v, int position) {
+        return std::vector<double>(v.begin() + position * 64, v.begin() + position * 64 + 64);
+    };
+    const auto got_at = [&](int position) {
+        return std::vector<float>(got.begin() + position * 64, got.begin() + position * 64 + 64);
+    };
     CHECK(distance(got_at(0), at(other, 0)) < 1e-5);           // nothing is turned at position 0
     for (int position = 1; position < 12; position++) CHECK(distance(got_at(position), at(other, position)) > 1e-3);
 }
@@ -184,8 +195,11 @@ TEST_CASE("all three versions of llama2.c's files give the reference's logits")
 
 TEST_CASE("8-bit groups that do not divide the rows are read right, and the group size is checked")
 {
-    for (const auto& [dim, hidden, group] : {std::make_tuple(16u, 40u, 16), std::make_tuple(32u, 40u, 32), std::make_tuple(64u, 1376u, 64), std::make_tuple(32u, 44u, 24),
-                                             std::make_tuple(16u, 40u, 7), std::make_tuple(16u, 40u, 1)}) {
+    struct Sizes { uint32_t dim, hidden; int32_t group; };
+    for (const Sizes& sizes :
+         {Sizes{16, 40, 16}, {32, 40, 32}, {64, 1376, 64}, {32, 44, 24}, {16, 40, 7}, {16, 40, 1}}) {
+        const uint32_t dim = sizes.dim, hidden = sizes.hidden;
+        const int32_t group = sizes.group;
         const TestModel m = make_model(small_config(dim, hidden, 1, 4, 2, dim / 4, 30), Slots{}, 7);
         TestModel rounded = m;
         const std::string bytes = llama2c_later(m, false, 2, group, &rounded);
@@ -198,7 +212,8 @@ TEST_CASE("8-bit groups that do not divide the rows are read right, and the grou
         CHECK(distance(all_logits(kept.model, plain_options(10), ids, 10), interleaved(m, ids)) < 0.2);
     }
     const TestModel m = tiny_llama();
-    for (const int32_t group : {0, -1, 17, 64, INT32_MAX, INT32_MIN}) CHECK(contains(read_error(llama2c_later(m, false, 2, group)), "group_size"));
+    for (const int32_t group : {0, -1, 17, 64, INT32_MAX, INT32_MIN})
+        CHECK(contains(read_error(llama2c_later(m, false, 2, group)), "group_size"));
     std::string wrong = llama2c_later(m, false, 1, 0);
     set_word(wrong, 4, 3);
     CHECK(contains(read_error(wrong), "version 3"));
@@ -218,6 +233,26 @@ TEST_CASE("the length that llama2.c's model was trained for moves nothing but th
     CHECK(same_bits(all_logits(longer.model, plain_options(4), ids, 4), want));
 }
 
+TEST_CASE("a file whose floats begin 28 bytes in, read or mapped, gives the same bits in every room")
+{
+    const std::string bytes = llama2c_v0(tiny_llama(), false);
+    const Temporary file("model.bin", bytes);
+    const weights::File mapped = weights::map_file(file.path), copied = weights::read_file(file.path);
+    for (const weights::File& f : {mapped, copied}) {
+        REQUIRE(f->size == bytes.size());
+        CHECK(std::memcmp(f->data, bytes.data(), bytes.size()) == 0);
+    }
+    const Opened opened(imported(bytes));
+    const auto ids = random_tokens(12, 64);
+    Options o = plain_options(12);
+    o.isa = Isa::scalar;
+    const std::vector<float> want = all_logits(opened.model, o, ids, 12);
+    for (const Isa isa : rooms()) {
+        o.isa = isa;
+        CHECK(same_bits(all_logits(opened.model, o, ids, 12), want));
+    }
+}
+
 TEST_CASE("every prefix of a llama2.c file is refused in one sentence that gives both lengths")
 {
     const std::string whole = llama2c_v0(tiny_llama(), true), later = llama2c_later(tiny_llama(), true, 2, 16);
@@ -235,7 +270,8 @@ TEST_CASE("every field of llama2.c's header that makes no sense is refused")
     const std::string good = llama2c_v0(tiny_llama(), true);
     const char* const names[] = {"dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len"};
     for (size_t field = 0; field < 7; field++)
-        for (const int64_t value : {int64_t{0}, int64_t{-1}, int64_t{INT32_MIN}, int64_t{INT32_MAX}, int64_t{1} << 30}) {
+        for (const int64_t value :
+             {int64_t{0}, int64_t{-1}, int64_t{INT32_MIN}, int64_t{INT32_MAX}, int64_t{1} << 30}) {
             std::string bytes = good;
             set_word(bytes, field * 4, value);
             const std::string error = read_error(bytes);
@@ -282,15 +318,17 @@ TEST_CASE("offsets into the largest models are exact in 64 bits, and sizes that 
     h.vocab_size = 32000;
     h.max_seq_len = 4096;
     h.tied = false;
-    const uint64_t block = 2 * 8192 + uint64_t{2} * 8192 * 8192 + uint64_t{2} * 1024 * 8192 + uint64_t{3} * 8192 * 28672;
+    const uint64_t block =
+        2 * 8192 + uint64_t{2} * 8192 * 8192 + uint64_t{2} * 1024 * 8192 + uint64_t{3} * 8192 * 28672;
     CHECK(weights::llama2c_size(h) == 28 + 4 * (80 * block + uint64_t{2} * 32000 * 8192 + 8192 + 4096 * 128));
     h.version = 2;
     h.group_size = 64;
     const uint64_t quantised = 80 * (block - 2 * 8192) + uint64_t{2} * 32000 * 8192;
     CHECK(weights::llama2c_size(h) == 256 + 4 * (80 * uint64_t{2} * 8192 + 8192) + quantised + quantised / 64 * 4);
 
-    for (const auto& [dim, hidden, layers, vocab] : {std::make_tuple(65536u, 65536u, 4u, 64u), std::make_tuple(0x7fffffffu, 0x7fffffffu, 4u, 64u),
-                                                     std::make_tuple(0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu)}) {
+    for (const auto& [dim, hidden, layers, vocab] :
+         {std::make_tuple(65536u, 65536u, 4u, 64u), std::make_tuple(0x7fffffffu, 0x7fffffffu, 4u, 64u),
+          std::make_tuple(0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu)}) {
         Llama2cHeader large;
         large.dim = dim;
         large.hidden_dim = hidden;
@@ -299,11 +337,14 @@ TEST_CASE("offsets into the largest models are exact in 64 bits, and sizes that 
         large.vocab_size = vocab;
         large.max_seq_len = 16;
         CHECK(weights::llama2c_size(large) > uint64_t{1} << 34);
-        CHECK(weights::llama2c_offset(large, Llama2cTensor::final_norm) >= weights::llama2c_offset(large, Llama2cTensor::w1, layers - 1));
+        CHECK(weights::llama2c_offset(large, Llama2cTensor::final_norm) >=
+              weights::llama2c_offset(large, Llama2cTensor::w1, layers - 1));
     }
     CHECK(weights::mul_sat(uint64_t{1} << 32, uint64_t{1} << 32) == UINT64_MAX);
     CHECK(weights::add_sat(UINT64_MAX, 1) == UINT64_MAX);
-    for (const auto& [dim, hidden, layers] : {std::make_tuple(65536, 65536, 4), std::make_tuple(INT32_MAX, INT32_MAX, 4), std::make_tuple(1 << 20, 1 << 24, 65534)}) {
+    for (const auto& [dim, hidden, layers] :
+         {std::make_tuple(65536, 65536, 4), std::make_tuple(INT32_MAX, INT32_MAX, 4),
+          std::make_tuple(1 << 20, 1 << 24, 65534)}) {
         std::string bytes = llama2c_v0(tiny_llama(), true);
         set_word(bytes, 0, dim);
         set_word(bytes, 4, hidden);
@@ -315,14 +356,28 @@ TEST_CASE("offsets into the largest models are exact in 64 bits, and sizes that 
 TEST_CASE("a file that is something else is named as what it is, at once")
 {
     const std::pair<const char*, std::string> files[] = {
-        {"GGUF", "GGUF"}, {"ggml", "tjgg"}, {"ggml", "ggjt"}, {"ELF", "\x7f" "ELF"}, {"zip", "PK\x03\x04"}, {"PNG", "\x89PNG"}, {"gzip", "\x1f\x8b"},
-        {"zeros", std::string(4096, '\0')}, {"0xff", std::string(4096, '\xff')}, {"text", std::string(4096, 'a')}, {"JSON", "{\"dim\": 16}"},
-        {"HTML", "<!DOCTYPE html>"}, {"flat checkpoint", "TRNSFRMR"}, {"Git LFS", "version https://git-lfs.github.com/spec/v1"}, {"empty", ""},
+        {"GGUF", "GGUF"},
+        {"ggml", "tjgg"},
+        {"ggml", "ggjt"},
+        {"ELF", "\x7f"
+                "ELF"},
+        {"zip", "PK\x03\x04"},
+        {"PNG", "\x89PNG"},
+        {"gzip", "\x1f\x8b"},
+        {"zeros", std::string(4096, '\0')},
+        {"0xff", std::string(4096, '\xff')},
+        {"text", std::string(4096, 'a')},
+        {"JSON", "{\"dim\": 16}"},
+        {"HTML", "<!DOCTYPE html>"},
+        {"flat checkpoint", "TRNSFRMR"},
+        {"Git LFS", "version https://git-lfs.github.com/spec/v1"},
+        {"empty", ""},
         {"text", "Once upon a time there was a file that was no model."}};
     const auto begin = std::chrono::steady_clock::now();
     for (const auto& f : files) {
         std::string bytes = f.second;
-        if (bytes.size() < 4096 && bytes.size() < 20 && bytes.size() && bytes[0] != '{' && bytes[0] != '<') bytes.resize(4096, '\3');
+        if (bytes.size() < 4096 && bytes.size() < 20 && bytes.size() && bytes[0] != '{' && bytes[0] != '<')
+            bytes.resize(4096, '\3');
         const std::string error = read_error(bytes);
         INFO(error);
         CHECK(contains(error, f.first));
@@ -341,7 +396,9 @@ TEST_CASE("random changes of a llama2.c file are read or refused")
     uint32_t read_well = 0;
     for (uint32_t i = 0; i < 400; i++) {
         std::string bytes = good[i % 2];
-        for (uint32_t n = r.between(1, 3); n; n--) bytes[r.chance(2) ? r.below(64) : r.below(static_cast<uint32_t>(bytes.size()))] = static_cast<char>(r.below(256));
+        for (uint32_t n = r.between(1, 3); n; n--)
+            bytes[r.chance(2) ? r.below(64) : r.below(static_cast<uint32_t>(bytes.size()))] =
+                static_cast<char>(r.below(256));
         file.write(bytes.data(), bytes.size());
         try {
             const AlignedBytes written = weights::write_to_memory(weights::read_source(file.path, ""), {});
@@ -369,7 +426,7 @@ TEST_CASE("a sparse file of 5 GiB is measured in 64 bits")
     else CHECK((contains(said, "5368709120") && contains(said, "26204")));
 }
 
-// ---- llama2.c tokenizers -----------------------------------------------------------------------------------------------
+// ---- llama2.c tokenizers --------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -387,7 +444,9 @@ std::string tokenizer_file(const std::vector<std::pair<std::string, float>>& tok
 std::vector<std::pair<std::string, float>> sixty_four_tokens()
 {
     std::vector<std::pair<std::string, float>> list = {{"<unk>", 0.0f}, {"\n<s>\n", 0.0f}, {"\n</s>\n", 0.0f}};
-    for (int i = 0; list.size() < 64; i++) list.emplace_back(std::string(1, static_cast<char>('A' + i % 58)) + (i % 2 ? "bc" : ""), -static_cast<float>(i));
+    for (int i = 0; list.size() < 64; i++)
+        list.emplace_back(std::string(1, static_cast<char>('A' + i % 58)) + (i % 2 ? "bc" : ""),
+                          -static_cast<float>(i));
     return list;
 }
 std::string tokenizer_error(const std::string& bytes)
@@ -403,7 +462,9 @@ TEST_CASE("a llama2.c tokenizer becomes the vocabulary, wherever it is found")
     const Temporary folder("folder");
     std::filesystem::create_directory(folder.path);
     const std::string model = weights::join(folder.path, "model.bin"), beside = weights::join(folder.path, "tok64.bin");
-    const auto write = [](const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; };
+    const auto write = [](const std::string& path, const std::string& bytes) {
+        std::ofstream(path, std::ios::binary) << bytes;
+    };
     write(model, llama2c_v0(tiny_llama(), true));
     CHECK(weights::read_source(model, "").vocabulary.tokens.empty());
     write(weights::join(folder.path, "tokenizer.bin"), tokenizer_file({{"another", 0.0f}, {"model's", 1.0f}}));
@@ -431,7 +492,8 @@ TEST_CASE("damaged tokenizers are refused in one sentence")
     CHECK(tokenizer_error(good) == "");
     size_t last = 4;                                           // where token 5 begins
     for (int i = 0; i < 5; i++) last += 8 + sixty_four_tokens()[static_cast<size_t>(i)].first.size();
-    for (const int64_t length : {int64_t{-1}, int64_t{INT32_MAX}, int64_t{INT32_MIN}, int64_t{1000000}, static_cast<int64_t>(good.size() - last - 7)}) {
+    for (const int64_t length : {int64_t{-1}, int64_t{INT32_MAX}, int64_t{INT32_MIN}, int64_t{1000000},
+                                 static_cast<int64_t>(good.size() - last - 7)}) {
         std::string bytes = good;
         set_word(bytes, last + 4, length);
         CHECK(contains(tokenizer_error(bytes), "token"));
@@ -452,7 +514,7 @@ TEST_CASE("damaged tokenizers are refused in one sentence")
     CHECK(tokenizer_error(tokenizer_file(wide, 1)) == "");
 }
 
-// ---- The writer --------------------------------------------------------------------------------------------------------
+// ---- The writer -----------------------------------------------------------------------------------------------------
 
 TEST_CASE("the file that is written is the checkpoint in memory, and is there only when it is complete")
 {
@@ -461,7 +523,9 @@ TEST_CASE("the file that is written is the checkpoint in memory, and is there on
     const Temporary folder("folder");
     std::filesystem::create_directory(folder.path);
     const std::string path = weights::join(folder.path, "model.bin");
-    const auto files = [&] { return std::distance(std::filesystem::directory_iterator(folder.path), std::filesystem::directory_iterator()); };
+    const auto files = [&] {
+        return std::distance(std::filesystem::directory_iterator(folder.path), std::filesystem::directory_iterator());
+    };
     for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q4_1}) {
         weights::WriteOptions options;
         options.convert = true;
@@ -545,7 +609,9 @@ TEST_CASE("what is no checkpoint cannot be written")
     CHECK(refused([](weights::Source& s) { s.tensors[0].stack = 2; }) != "");
     CHECK(refused([](weights::Source& s) { s.tensors[0].layer = 70000; }) != "");
     CHECK(refused([](weights::Source& s) { s.tensors[0].read = nullptr; }) != "");
-    CHECK(refused([](weights::Source& s) { s.tensors[0].rows = s.tensors[0].cols = 0x7fffffff, s.tensors[0].count = 0xffffffff; }) != "");
+    CHECK(refused([](weights::Source& s) {
+              s.tensors[0].rows = s.tensors[0].cols = 0x7fffffff, s.tensors[0].count = 0xffffffff;
+          }) != "");
     CHECK(refused([](weights::Source& s) { s.vocabulary.tokens = {"a"}; }) != "");
     CHECK(refused([](weights::Source& s) {
         s.vocabulary.kind = VocabularyKind::sentencepiece_bpe;
@@ -561,7 +627,9 @@ TEST_CASE("tiles that a source has already are taken as they are")
     for (weights::TensorSource& t : source.tensors)
         if (t.role == static_cast<uint8_t>(Role::up)) {
             t.stored = DType::q4_0;
-            t.read_tile = [](uint32_t, uint32_t tile, unsigned char* out) { std::memset(out, static_cast<int>(0x30 + tile), 288); };
+            t.read_tile = [](uint32_t, uint32_t tile, unsigned char* out) {
+                std::memset(out, static_cast<int>(0x30 + tile), 288);
+            };
         }
     const Opened opened(weights::write_to_memory(source, {}));
     for (uint32_t i = 0; i < opened.model.n_tensors; i++) {
@@ -585,12 +653,13 @@ TEST_CASE("what is written is read back to the bit, and types are what was asked
         const Weights& w = m.tensors.at(TestModel::key(e[2], weights::load_u16(e + 4), e[0]));
         const unsigned char* const data = opened.bytes.data + weights::load_u64(e + 24);
         size_t wrong = 0;
-        for (size_t k = 0; k < w.values.size(); k++) wrong += bits_of(weights::load_f32(data + 4 * k)) != bits_of(w.values[k]);
+        for (size_t k = 0; k < w.values.size(); k++)
+            wrong += bits_of(weights::load_f32(data + 4 * k)) != bits_of(w.values[k]);
         CHECK(wrong == 0);
     }
 }
 
-// ---- A real model ------------------------------------------------------------------------------------------------------
+// ---- A real model ---------------------------------------------------------------------------------------------------
 
 TEST_CASE("a real llama2.c model in four formats gives llama2.c's tokens and logits")
 {
@@ -606,21 +675,23 @@ TEST_CASE("a real llama2.c model in four formats gives llama2.c's tokens and log
         INFO(name << ", prompt \"" << prompt << "\"");
         weights::WriteOptions options;
         options.convert = true;
-        const Opened opened(weights::write_to_memory(weights::read_source(weights::join(folder, name), weights::join(folder, "tok512.bin")), options));
+        const Opened opened(weights::write_to_memory(
+            weights::read_source(weights::join(folder, name), weights::join(folder, "tok512.bin")), options));
         std::vector<int32_t> want;
         for (const weights::Json& id : c.find("tokens")->items) want.push_back(static_cast<int32_t>(id.integer));
         std::vector<uint32_t> work(static_cast<size_t>(tokenize_size(opened.model.vocabulary, prompt.size())) / 4 + 1);
         std::vector<int32_t> ids(prompt.size() + 8);
         uint32_t n = 0;
-        REQUIRE_OK(tokenize(opened.model.vocabulary, prompt.data(), prompt.size(), {}, work.data(), work.size() * 4, ids.data(),
-                            static_cast<uint32_t>(ids.size()), &n));
+        REQUIRE_OK(tokenize(opened.model.vocabulary, prompt.data(), prompt.size(), {}, work.data(), work.size() * 4,
+                            ids.data(), static_cast<uint32_t>(ids.size()), &n));
         REQUIRE(n <= want.size());
         CHECK(std::equal(want.begin(), want.begin() + n, ids.begin()));
         ids.resize(n);
 
         // all logits at the positions that were kept
         const std::vector<float> logits = all_logits(opened.model, plain_options(256), want, 64);
-        const weights::File expected = weights::map_file(weights::join(weights::join(folder, "expected"), c.find("logits_file")->string));
+        const weights::File expected =
+            weights::map_file(weights::join(weights::join(folder, "expected"), c.find("logits_file")->string));
         size_t k = 0;
         for (const weights::Json& position : c.find("logits_at")->items) {
             std::vector<double> row(512);
@@ -639,10 +710,13 @@ TEST_CASE("a real llama2.c model in four formats gives llama2.c's tokens and log
             g.tokens = got.data();
             std::string said;
             uint32_t count = 0;
-            const Status status = generate(s.session, ids.data(), n, g, [](void* user, const char* piece, uint32_t size) {
-                static_cast<std::string*>(user)->append(piece, size);
-                return true;
-            }, &said, &count);
+            const Status status = generate(
+                s.session, ids.data(), n, g,
+                [](void* user, const char* piece, uint32_t size) {
+                    static_cast<std::string*>(user)->append(piece, size);
+                    return true;
+                },
+                &said, &count);
             REQUIRE_OK(status);
             got.resize(count);
             got.insert(got.begin(), ids.begin(), ids.end());

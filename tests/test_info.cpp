@@ -55,10 +55,10 @@ struct Written {
 using Edits = std::vector<std::pair<std::string, std::string>>;
 std::string edited(std::string text, const Edits& edits)
 {
-    for (const auto& [from, to] : edits) {
-        const size_t at = text.find(from);
-        REQUIRE_MESSAGE(at != std::string::npos, from);
-        text.replace(at, from.size(), to);
+    for (const auto& edit : edits) {
+        const size_t at = text.find(edit.first);
+        REQUIRE_MESSAGE(at != std::string::npos, edit.first);
+        text.replace(at, edit.first.size(), edit.second);
     }
     return text;
 }
@@ -151,7 +151,8 @@ TEST_CASE("info: the parts of every model sum to the whole, and every block has 
                 return folder.find(part, folder.find_last_of('/')) != std::string::npos;
             });
             CHECK((apart || !k.counts.parts.count("other")));
-            for (const uint32_t stack : {0u, 1u}) CHECK(layers_in(kinds_of(k.source, stack)) == config_of(k.source, stack).n_layers);
+            for (const uint32_t stack : {0u, 1u})
+                CHECK(layers_in(kinds_of(k.source, stack)) == config_of(k.source, stack).n_layers);
             const std::string text = info_text(about(folder, k)), json = info_json(about(folder, k));
             check_lines(text);
             CHECK(text.find("12 d^2 = ") != std::string::npos);
@@ -186,14 +187,13 @@ TEST_CASE("info: a block and the rule of 12 d^2")
 
 TEST_CASE("info: bytes of the cache")
 {
-    const struct {
-        const char* model;
-        uint64_t f16;
-    } known[] = {{"llama3-8b", 2 * 8 * 128 * 32 * 2}, {"gpt2-small", 2 * 768 * 12 * 2}, {"deepseek-v3", (576 + 512) * 61 * 2},
-                 {"gemma2-9b", 2 * 8 * 256 * 42 * 2}, {"t5-base", 2 * 768 * 12 * 2},    {"bert-base", 0}};
-    for (const auto& [model, f16] : known) {
-        CAPTURE(std::string(model));
-        const Config c = read_config_only(shapes + model).main;
+    const std::pair<std::string, uint64_t> known[] = {
+        {"llama3-8b", 2 * 8 * 128 * 32 * 2}, {"gpt2-small", 2 * 768 * 12 * 2}, {"deepseek-v3", (576 + 512) * 61 * 2},
+        {"gemma2-9b", 2 * 8 * 256 * 42 * 2}, {"t5-base", 2 * 768 * 12 * 2},    {"bert-base", 0}};
+    for (const auto& model : known) {
+        const uint64_t f16 = model.second;
+        CAPTURE(model.first);
+        const Config c = read_config_only(shapes + model.first).main;
         CHECK(cache_bytes_per_token(c, DType::f16) == f16);
         CHECK(cache_bytes_per_token(c, DType::f32) == 2 * f16);
         transformer::Options one, two;                         // what a session really takes
@@ -264,12 +264,13 @@ TEST_CASE("picture: well-formed, small, a panel for each kind of block, a plus f
 
 TEST_CASE("picture: the figures are what is drawn today")
 {
-    const std::pair<std::string, const char*> figures[] = {{shapes + "llama3-8b", "llama"}, {shapes + "deepseek-v3", "deepseek"},
-                                                           {golden + "torch-transformer-postnorm-relu", "original"}};
-    for (const auto& [folder, name] : figures) {
-        CAPTURE(folder);
-        const Known k(folder);
-        CHECK(file_text(std::string("tests/figures/") + name + ".svg") == block_svg(k.source, k.counts));
+    const std::pair<std::string, std::string> figures[] = {{"llama", shapes + "llama3-8b"},
+                                                           {"deepseek", shapes + "deepseek-v3"},
+                                                           {"original", golden + "torch-transformer-postnorm-relu"}};
+    for (const auto& figure : figures) {
+        CAPTURE(figure.first);
+        const Known k(figure.second);
+        CHECK(file_text("tests/figures/" + figure.first + ".svg") == block_svg(k.source, k.counts));
     }
 }
 
@@ -283,13 +284,14 @@ TEST_CASE("review: a change costs what the changed configuration counts")
         {shapes + "llama3-8b", "attention", {{"\"num_key_value_heads\": 8", "\"num_key_value_heads\": 32"}}},
         {shapes + "llama3-8b", "head", {{"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true"}}},
         {shapes + "llama3-8b", "its width", {{"14336", "18432"}}},
-        {shapes + "llama3-8b", "biases", {{"\"attention_bias\": false", "\"attention_bias\": true"}, {"\"mlp_bias\": false", "\"mlp_bias\": true"}}},
+        {shapes + "llama3-8b", "biases", {{"attention_bias\": false", "attention_bias\": true"},
+                                          {"mlp_bias\": false", "mlp_bias\": true"}}},
         {shapes + "llama3-8b", "QK-norm", {{"LlamaForCausalLM", "Qwen3ForCausalLM"}, {"\"llama\"", "\"qwen3\""}}},
         {shapes + "qwen3-8b", "QK-norm", {{"Qwen3ForCausalLM", "LlamaForCausalLM"}, {"\"qwen3\"", "\"llama\""}}},
         {shapes + "phi-3-mini", "attention", {{"\"num_key_value_heads\": 32", "\"num_key_value_heads\": 8"}}},
         {shapes + "mixtral-8x7b", "its width", {{"\"num_local_experts\": 8", "\"num_local_experts\": 9"}}},
         {golden + "qwen2moe-shared", "its width", {{"\"num_experts\": 4", "\"num_experts\": 5"}}},
-        {shapes + "t5-base", "feed-forward", {{"\"feed_forward_proj\": \"relu\"", "\"feed_forward_proj\": \"gated-gelu\""}}},
+        {shapes + "t5-base", "feed-forward", {{"proj\": \"relu\"", "proj\": \"gated-gelu\""}}},
         {shapes + "t5-base", "head", {{"\"vocab_size\"", "\"tie_word_embeddings\": false, \"vocab_size\""}}},
         {shapes + "t5-11b", "its width", {{"65536", "4096"}}},
         {shapes + "gpt2-small", "its width", {{"\"n_inner\": null", "\"n_inner\": 3840"}}},
@@ -301,11 +303,12 @@ TEST_CASE("review: a change costs what the changed configuration counts")
         {golden + "plain-prenorm-geglu", "biases", {{"\"bias\": true", "\"bias\": false"}}},
         {golden + "plain-prenorm-geglu", "feed-forward", {{"\"geglu\"", "\"gelu\""}}},
     };
-    for (const auto& [folder, aspect, edits] : changes) {
-        CAPTURE(folder);
-        CAPTURE(std::string(aspect));
-        const Known before(folder), after(Written(edited(file_text(folder + "/config.json"), edits)).path);
-        const Finding f = finding(review(before.source, before.counts), aspect);
+    for (const auto& change : changes) {
+        CAPTURE(change.folder);
+        CAPTURE(std::string(change.aspect));
+        const Written written(edited(file_text(change.folder + "/config.json"), change.edits));
+        const Known before(change.folder), after(written.path);
+        const Finding f = finding(review(before.source, before.counts), change.aspect);
         CHECK(f.parameters == signed_of(after.counts.parameters) - signed_of(before.counts.parameters));
     }
 }
@@ -328,7 +331,8 @@ TEST_CASE("review: what is as today, and what is not")
     CHECK(differs(shapes + "bert-base") == "norm placement, norm kind, positions, feed-forward, biases, QK-norm");
     CHECK(differs(shapes + "t5-11b") == "positions, attention, feed-forward, its width, head, QK-norm");
     CHECK(differs(golden + "olmo2") == "norm placement, its width, head");
-    CHECK(differs(golden + "torch-encoderlayer-prenorm") == "norm kind, positions, feed-forward, its width, biases, QK-norm");
+    CHECK(differs(golden + "torch-encoderlayer-prenorm") ==
+          "norm kind, positions, feed-forward, its width, biases, QK-norm");
 
     const Known gpt2(shapes + "gpt2-small"), t5(shapes + "t5-base"), deberta(shapes + "deberta-v3-base");
     CHECK(finding(review(gpt2.source, gpt2.counts), "positions").parameters == -1024 * 768);
@@ -365,8 +369,9 @@ TEST_CASE("review: fits 100 columns, is JSON, and cites the references of the he
 TEST_CASE("info and review: odd numbers in a configuration end in a result or a sentence")
 {
     const std::string text = file_text(shapes + "mixtral-8x7b/config.json");
-    for (const char* key : {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
-                            "num_experts_per_tok", "num_local_experts", "vocab_size", "max_position_embeddings", "head_dim"})
+    for (const char* key : {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers",
+                            "num_key_value_heads", "num_experts_per_tok", "num_local_experts", "vocab_size",
+                            "max_position_embeddings", "head_dim"})
         for (const char* value : {"0", "1", "3", "1000", "2147483647", "-1", "null", "\"x\""}) {
             CAPTURE(std::string(key));
             CAPTURE(std::string(value));

@@ -1,4 +1,5 @@
-// The implementation's unit: it holds main(), the library, and the tests of what is internal: formats, mathematics, kernels.
+// The implementation's unit: it holds main(), the library, and the tests of what is internal: formats, mathematics,
+// kernels.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #define TRANSFORMER_IMPLEMENTATION
 #define TRANSFORMER_THREADS
@@ -18,7 +19,7 @@ using tr::DType;
 
 namespace {
 
-// ---- Independent definitions -------------------------------------------------------------------------------------------
+// ---- Independent definitions ----------------------------------------------------------------------------------------
 
 // A float of 1 sign bit, some exponent and some fraction bits, by its definition.
 double small_float(uint32_t half, int exponent_bits, int fraction_bits)
@@ -31,7 +32,8 @@ double small_float(uint32_t half, int exponent_bits, int fraction_bits)
     return sign * (exponent ? std::ldexp(1 + fraction, exponent - bias) : std::ldexp(fraction, 1 - bias));
 }
 
-// The nearest of the values that a 16-bit format has, half to even: what lies between two neighbours goes by their middle.
+// The nearest of the values that a 16-bit format has, half to even: what lies between two neighbours goes by their
+// middle.
 uint16_t nearest_half(float x, int exponent_bits, int fraction_bits, uint32_t largest)
 {
     const uint32_t sign = std::signbit(x) ? 0x8000u : 0u;
@@ -43,7 +45,8 @@ uint16_t nearest_half(float x, int exponent_bits, int fraction_bits, uint32_t la
         (small_float(middle, exponent_bits, fraction_bits) <= size ? low : high) = middle;
     }
     if (low == high) return static_cast<uint16_t>(sign | low);
-    const double below = small_float(low, exponent_bits, fraction_bits), above = small_float(high, exponent_bits, fraction_bits);
+    const double below = small_float(low, exponent_bits, fraction_bits),
+                 above = small_float(high, exponent_bits, fraction_bits);
     const bool up = size - below > above - size || (!(size - below < above - size) && (low & 1));
     return static_cast<uint16_t>(sign | (up ? high : low));
 }
@@ -67,9 +70,17 @@ struct Worst {
     }
 };
 
-// Products and sums of floats rounded once: exact in double, then rounded (a double's 53 bits are enough for one operation).
-float times(float a, float b) { return static_cast<float>(static_cast<double>(a) * static_cast<double>(b)); }
-float plus(float a, float b) { return static_cast<float>(static_cast<double>(a) + static_cast<double>(b)); }
+// Products and sums rounded one by one: volatile, so that no compiler makes one fused operation of two.
+float times(float a, float b)
+{
+    const volatile float product = a * b;
+    return product;
+}
+float plus(float a, float b)
+{
+    const volatile float sum = a + b;
+    return sum;
+}
 
 float sum_of_16(const float* a)                                // the documented tree: halves, quarters, ...
 {
@@ -91,7 +102,7 @@ float activation_f32(tr::Activation kind, float x)
 
 }  // namespace
 
-// ---- Formats -----------------------------------------------------------------------------------------------------------
+// ---- Formats --------------------------------------------------------------------------------------------------------
 
 TEST_CASE("every f16 and bf16 pattern converts to its value and back")
 {
@@ -131,7 +142,8 @@ TEST_CASE("f32 rounds to the nearest f16 and bf16, half to even")
     // every border between two halves and its neighbours: rounding changes nowhere else
     for (uint32_t h = 0; h < 0x7c00; h++) {
         const uint32_t a = test::bits_of(static_cast<float>(small_float(h, 5, 10)));
-        const uint32_t middle = test::bits_of(static_cast<float>((small_float(h, 5, 10) + small_float(h + 1 < 0x7c00 ? h + 1 : h, 5, 10)) / 2));
+        const uint32_t middle = test::bits_of(
+            static_cast<float>((small_float(h, 5, 10) + small_float(h + 1 < 0x7c00 ? h + 1 : h, 5, 10)) / 2));
         for (const uint32_t u : {a, a + 1, a - (a > 0), middle, middle + 1, middle - (middle > 0)})
             for (const uint32_t sign : {0u, 0x80000000u}) check(u | sign);
     }
@@ -179,11 +191,14 @@ TEST_CASE("quantised tiles hold what the format says, within half a step")
                             const uint32_t k = c % 32, step = k / 4;
                             const double scale = small_float(weights::load_u16(u + quants + 2 * row), 5, 10);
                             double value;
-                            if (type == DType::q8_0) value = scale * static_cast<int8_t>(u[64 * step + 4 * row + k % 4]);
+                            if (type == DType::q8_0)
+                                value = scale * static_cast<int8_t>(u[64 * step + 4 * row + k % 4]);
                             else {
                                 const uint32_t b = u[64 * (step / 2) + 4 * row + k % 4], q = step % 2 ? b >> 4 : b & 15;
-                                value = type == DType::q4_0 ? scale * (static_cast<double>(q) - 8)
-                                                            : scale * q + small_float(weights::load_u16(u + quants + 32 + 2 * row), 5, 10);
+                                value =
+                                    type == DType::q4_0
+                                        ? scale * (static_cast<double>(q) - 8)
+                                        : scale * q + small_float(weights::load_u16(u + quants + 32 + 2 * row), 5, 10);
                             }
                             wrong += std::fabs(static_cast<double>(back[c]) - value) > 1e-6 * std::fabs(value);
                             // its distance: half a step, and what the scale (and the minimum) lost in f16
@@ -196,7 +211,8 @@ TEST_CASE("quantised tiles hold what the format says, within half a step")
                             const double range = static_cast<double>(std::max(high, -low));
                             const double loss = range / 2048 + std::ldexp(128.0, -25);     // the latter below 2^-14
                             const double most = type == DType::q4_0 ? scale : scale / 2;           // q4_0 cannot say +8
-                            wrong += std::fabs(value - static_cast<double>(x[row * cols + c])) > std::fabs(most) + 2 * loss;
+                            wrong +=
+                                std::fabs(value - static_cast<double>(x[row * cols + c])) > std::fabs(most) + 2 * loss;
                         }
                     }
                     CHECK(wrong == 0);
@@ -235,7 +251,7 @@ TEST_CASE("sizes of matrices are exact in 64 bits")
     static_assert(tr::matrix_bytes(DType::q8_0, 16, 32) == 544, "a constant expression");
 }
 
-// ---- Mathematics -------------------------------------------------------------------------------------------------------
+// ---- Mathematics ----------------------------------------------------------------------------------------------------
 
 TEST_CASE("the square root is the correctly rounded one")
 {
@@ -247,7 +263,9 @@ TEST_CASE("the square root is the correctly rounded one")
         for (const uint32_t d : {0xffffffffu, 0u, 1u}) check(test::bits_of(square) + d);
     }
     for (uint32_t u = 0; u < 100000; u++) check(u);            // subnormals
-    for (const uint32_t u : {0x007fffffu, 0x00800000u, 0x00800001u, 0x7f7fffffu, 0x7f800000u, 0x80000000u, 0xff800000u, 0xbf800000u, 0x7fc00000u}) check(u);
+    for (const uint32_t u : {0x007fffffu, 0x00800000u, 0x00800001u, 0x7f7fffffu, 0x7f800000u, 0x80000000u, 0xff800000u,
+                             0xbf800000u, 0x7fc00000u})
+        check(u);
     CHECK(wrong == 0);
 }
 
@@ -262,8 +280,10 @@ TEST_CASE("the exponential function is within 1 unit of the last place, zero bel
     CHECK(worst.ulps < 1);
     CHECK(tr::exp_f32(0) == 1);
     CHECK(tr::exp_f32(-0.0f) == 1);
-    for (const float x : {-87.001f, -88.0f, -1000.0f, -1e30f, tr::lowest_f32, -HUGE_VALF}) wrong += !same(tr::exp_f32(x), 0.0f);
-    for (const float x : {88.0f, 88.5f, 1000.0f, tr::most_f32, HUGE_VALF}) wrong += !same(tr::exp_f32(x), tr::exp_f32(88.0f));
+    for (const float x : {-87.001f, -88.0f, -1000.0f, -1e30f, tr::lowest_f32, -HUGE_VALF})
+        wrong += !same(tr::exp_f32(x), 0.0f);
+    for (const float x : {88.0f, 88.5f, 1000.0f, tr::most_f32, HUGE_VALF})
+        wrong += !same(tr::exp_f32(x), tr::exp_f32(88.0f));
     CHECK(wrong == 0);
     CHECK(is_nan(tr::exp_f32(float_of(0x7fc00000u))));
 }
@@ -309,17 +329,22 @@ TEST_CASE("activations stay near their definition over their whole range")
     for (float x = -30; x < 30; x += 0.00071f) {
         const double v = static_cast<double>(x);
         const std::pair<Activation, double> exact[] = {
-            {Activation::silu, v / (1 + std::exp(-v))}, {Activation::gelu, v / 2 * (1 + std::erf(v / std::sqrt(2.0)))},
-            {Activation::gelu_tanh, v / 2 * (1 + std::tanh(std::sqrt(2 / pi) * (v + 0.044715 * v * v * v)))}, {Activation::relu, std::max(v, 0.0)},
-            {Activation::relu_squared, std::max(v, 0.0) * std::max(v, 0.0)}, {Activation::quick_gelu, v / (1 + std::exp(-1.702 * v))},
+            {Activation::silu, v / (1 + std::exp(-v))},
+            {Activation::gelu, v / 2 * (1 + std::erf(v / std::sqrt(2.0)))},
+            {Activation::gelu_tanh, v / 2 * (1 + std::tanh(std::sqrt(2 / pi) * (v + 0.044715 * v * v * v)))},
+            {Activation::relu, std::max(v, 0.0)},
+            {Activation::relu_squared, std::max(v, 0.0) * std::max(v, 0.0)},
+            {Activation::quick_gelu, v / (1 + std::exp(-1.702 * v))},
             {Activation::tanh, std::tanh(v)}};
         for (const auto& e : exact) {
             double& w = worst[static_cast<int>(e.first)];
-            w = std::max(w, std::fabs(static_cast<double>(activation_f32(e.first, x)) - e.second) / (1e-2 + std::fabs(e.second)));
+            w = std::max(w, std::fabs(static_cast<double>(activation_f32(e.first, x)) - e.second) /
+                                (1e-2 + std::fabs(e.second)));
         }
     }
     for (const double w : worst) CHECK(w < 1e-5);
-    for (const Activation kind : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::quick_gelu, Activation::relu}) {
+    for (const Activation kind :
+         {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::quick_gelu, Activation::relu}) {
         CHECK(std::fabs(activation_f32(kind, -1000)) < 1e-30f);
         CHECK(activation_f32(kind, 1000) == 1000);
         CHECK(is_nan(activation_f32(kind, float_of(0x7fc00000u))));
@@ -330,11 +355,13 @@ TEST_CASE("double exponentials, logarithms and angles are good to the last bits"
 {
     double of_exp = 0, of_log = 0;
     for (double x = -690; x < 690; x += 0.0371) of_exp = std::max(of_exp, std::fabs(tr::exp_f64(x) / std::exp(x) - 1));
-    for (double x = 1e-300; x < 1e300; x *= 1.0137) of_log = std::max(of_log, std::fabs(tr::log_f64(x) - std::log(x)) / (1e-3 + std::fabs(std::log(x))));
+    for (double x = 1e-300; x < 1e300; x *= 1.0137)
+        of_log = std::max(of_log, std::fabs(tr::log_f64(x) - std::log(x)) / (1e-3 + std::fabs(std::log(x))));
     CHECK(of_exp < 1e-15);
     CHECK(of_log < 1e-15);
     uint32_t wrong = 0;
-    for (float x = 1e-30f; x < 1e30f; x *= 1.0037f) wrong += ulps(tr::log_f32(x), std::log(static_cast<double>(x))) > 0.51;
+    for (float x = 1e-30f; x < 1e30f; x *= 1.0037f)
+        wrong += ulps(tr::log_f32(x), std::log(static_cast<double>(x))) > 0.51;
     CHECK(wrong == 0);
 
     Worst of_cosine, of_sine;
@@ -345,7 +372,8 @@ TEST_CASE("double exponentials, logarithms and angles are good to the last bits"
         of_sine.see(static_cast<float>(x), ulps(s, std::sin(x)));
     };
     for (uint32_t i = 0; i < 200000; i++) check(0.00371 * i);
-    for (uint32_t i = 0; i < 100000; i++) check(static_cast<double>(static_cast<float>(i * 11)));                 // positions up to a million
+    for (uint32_t i = 0; i < 100000; i++)
+        check(static_cast<double>(static_cast<float>(i * 11))); // positions up to a million
     for (double x = 1e-9; x < 1e6; x *= 1.0003) check(x), check(-x);
     MESSAGE("cos: ", of_cosine.ulps, " units at ", of_cosine.at, "; sin: ", of_sine.ulps, " units at ", of_sine.at);
     CHECK(of_cosine.ulps < 0.52);
@@ -366,16 +394,33 @@ TEST_CASE("the multiply-add has one rounding, with and without an instruction fo
         // c far below or above the product, where the last bit decides between two halves
         check(a, b, std::ldexp(p, static_cast<int>(r.below(60)) - 30));
     }
-    const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, HUGE_VALF, -HUGE_VALF, float_of(0x7fc00000u), float_of(1), float_of(0x007fffffu),
-                             float_of(0x00800000u), float_of(0x7f7fffffu), float_of(0xff7fffffu), float_of(0x3f800001u), float_of(0x33800000u),
-                             float_of(0x19800000u), 0.1f, 16777216.0f, 16777215.0f, float_of(0x5f000000u), float_of(0x1f800000u)};
+    const float special[] = {0.0f,
+                             -0.0f,
+                             1.0f,
+                             -1.0f,
+                             HUGE_VALF,
+                             -HUGE_VALF,
+                             float_of(0x7fc00000u),
+                             float_of(1),
+                             float_of(0x007fffffu),
+                             float_of(0x00800000u),
+                             float_of(0x7f7fffffu),
+                             float_of(0xff7fffffu),
+                             float_of(0x3f800001u),
+                             float_of(0x33800000u),
+                             float_of(0x19800000u),
+                             0.1f,
+                             16777216.0f,
+                             16777215.0f,
+                             float_of(0x5f000000u),
+                             float_of(0x1f800000u)};
     for (const float a : special)
         for (const float b : special)
             for (const float c : special) check(a, b, c);
     CHECK(wrong == 0);
 }
 
-// ---- Kernels -----------------------------------------------------------------------------------------------------------
+// ---- Kernels --------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -385,7 +430,8 @@ void fill(Random& r, float* x, size_t n, uint32_t mood)
     for (size_t i = 0; i < n; i++) {
         x[i] = r.number();
         if (mood == 1) x[i] = std::ldexp(r.number(), static_cast<int>(r.below(40)) - 20);
-        if (mood == 2) x[i] = float_of(r.below(0x01000000u) | (r.chance(2) ? 0x80000000u : 0));            // denormals and the smallest
+        if (mood == 2)
+            x[i] = float_of(r.below(0x01000000u) | (r.chance(2) ? 0x80000000u : 0)); // denormals and the smallest
         if (mood == 3) x[i] = std::ldexp(r.number(), 120 + static_cast<int>(r.below(8)));
         if (mood == 4) x[i] = r.pattern();
         if (mood == 5) x[i] = r.chance(3) ? 0.0f : -0.0f;
@@ -419,8 +465,9 @@ struct Matrix {                                                // rows x cols of
             if (tr::is_quantised(type)) {
                 tr::quantize_tile(type, x.data(), n, cols, to);
                 to += tr::matrix_bytes(type, 16, cols);
-                if (mood == 4)                                 // any bits: f16 scales that are infinite, -128 as a weight
-                    for (unsigned char* p = to - tr::matrix_bytes(type, 16, cols); p < to; p++) *p = static_cast<unsigned char>(r.bits());
+                if (mood == 4) // any bits: f16 scales that are infinite, -128 as a weight
+                    for (unsigned char* p = to - tr::matrix_bytes(type, 16, cols); p < to; p++)
+                        *p = static_cast<unsigned char>(r.bits());
             } else {
                 weights::encode_rows(type, x.data(), size_t{n} * cols, to);
                 to += tr::matrix_bytes(type, n, cols);
@@ -430,8 +477,8 @@ struct Matrix {                                                // rows x cols of
     Unaligned bytes, bias;
 };
 
-std::vector<float> product(const tr::Kernels& room, DType type, Matrix& w, bool bias, uint32_t rows, uint32_t cols, const float* x,
-                           const tr::Group* q, uint32_t n, uint32_t cut)
+std::vector<float> product(const tr::Kernels& room, DType type, Matrix& w, bool bias, uint32_t rows, uint32_t cols,
+                           const float* x, const tr::Group* q, uint32_t n, uint32_t cut)
 {
     std::vector<float> y(size_t{n} * rows, 777.0f);
     tr::ProductJob job;
@@ -453,7 +500,8 @@ std::vector<float> product(const tr::Kernels& room, DType type, Matrix& w, bool 
 }
 
 // The documented product, by its definition.
-std::vector<float> exact_product(DType type, Matrix& w, bool bias, uint32_t rows, uint32_t cols, const float* x, const tr::Group* q, uint32_t n)
+std::vector<float> exact_product(DType type, Matrix& w, bool bias, uint32_t rows, uint32_t cols, const float* x,
+                                 const tr::Group* q, uint32_t n)
 {
     std::vector<float> y(size_t{n} * rows);
     const uint32_t groups = (cols + 31) / 32, unit = tr::unit_bytes(type), quants = type == DType::q8_0 ? 512 : 256;
@@ -465,7 +513,10 @@ std::vector<float> exact_product(DType type, Matrix& w, bool bias, uint32_t rows
                 for (uint32_t c = 0; c < (cols + 15) / 16 * 16; c++) {
                     const unsigned char* const p = w.bytes.data + (size_t{row} * cols + c) * unit;
                     float v = 0;
-                    if (c < cols) v = type == DType::f32 ? weights::load_f32(p) : type == DType::f16 ? tr::f16_to_f32(weights::load_u16(p)) : tr::bf16_to_f32(weights::load_u16(p));
+                    if (c < cols)
+                        v = type == DType::f32   ? weights::load_f32(p)
+                            : type == DType::f16 ? tr::f16_to_f32(weights::load_u16(p))
+                                                 : tr::bf16_to_f32(weights::load_u16(p));
                     lanes[c % 16] = std::fma(v, c < cols ? x[size_t{t} * cols + c] : 0.0f, lanes[c % 16]);
                 }
                 acc = sum_of_16(lanes);
@@ -548,7 +599,8 @@ TEST_CASE("activations are rounded to 8 bits as the documentation says, in every
 TEST_CASE("products of every format are the documented ones to the bit, in every room")
 {
     Random r{32};
-    const uint32_t shapes[][2] = {{1, 1}, {3, 20}, {16, 32}, {17, 33}, {33, 47}, {40, 64}, {64, 100}, {5, 256}, {50, 15}};
+    const uint32_t shapes[][2] = {{1, 1},   {3, 20},   {16, 32}, {17, 33}, {33, 47},
+                                  {40, 64}, {64, 100}, {5, 256}, {50, 15}};
     for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q4_1})
         for (const auto& shape : shapes)
             for (const uint32_t mood : moods) {
@@ -557,15 +609,19 @@ TEST_CASE("products of every format are the documented ones to the bit, in every
                 Unaligned x(size_t{most} * cols);
                 fill(r, x.floats(), size_t{most} * cols, mood);
                 std::vector<tr::Group> q(size_t{most} * groups);
-                for (uint32_t t = 0; t < most; t++) exact_quantise(x.floats() + size_t{t} * cols, cols, &q[size_t{t} * groups]);
+                for (uint32_t t = 0; t < most; t++)
+                    exact_quantise(x.floats() + size_t{t} * cols, cols, &q[size_t{t} * groups]);
                 for (const bool bias : {false, true})
                     for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 9u}) {
-                        const std::vector<float> want = exact_product(type, w, bias, rows, cols, x.floats(), q.data(), n);
+                        const std::vector<float> want =
+                            exact_product(type, w, bias, rows, cols, x.floats(), q.data(), n);
                         for (const tr::Isa isa : test::rooms())
                             for (const uint32_t cut : {1u, 3u}) {
-                                const std::vector<float> got = product(*tr::room_of(isa), type, w, bias, rows, cols, x.floats(), q.data(), n, cut);
+                                const std::vector<float> got =
+                                    product(*tr::room_of(isa), type, w, bias, rows, cols, x.floats(), q.data(), n, cut);
                                 if (test::differences(got.data(), want.data(), want.size()) == 0) continue;
-                                FAIL_CHECK("type ", static_cast<int>(type), ", ", rows, " x ", cols, ", n ", n, ", room ", tr::room_of(isa)->name, ", mood ", mood);
+                                FAIL_CHECK("type ", static_cast<int>(type), ", ", rows, " x ", cols, ", n ", n,
+                                           ", room ", std::string(tr::room_of(isa)->name), ", mood ", mood);
                             }
                     }
             }
@@ -613,12 +669,14 @@ TEST_CASE("norms, activations, sums and products of rows have the same bits in e
                     uint32_t wrong = 0;
                     for (const tr::NormKind kind : {tr::NormKind::rms, tr::NormKind::layer})
                         for (const bool shift : {false, true}) {
-                            scalar().normalise(kind, x.floats(), n, w.data, shift ? b.data : nullptr, 1e-5f, a.floats());
+                            scalar().normalise(kind, x.floats(), n, w.data, shift ? b.data : nullptr, 1e-5f,
+                                               a.floats());
                             room.normalise(kind, x.floats(), n, w.data, shift ? b.data : nullptr, 1e-5f, c.floats());
                             wrong += test::differences(a.floats(), c.floats(), n) != 0;
                             reset();                           // in place
                             room.normalise(kind, c.floats(), n, w.data, shift ? b.data : nullptr, 1e-5f, c.floats());
-                            scalar().normalise(kind, a.floats(), n, w.data, shift ? b.data : nullptr, 1e-5f, a.floats());
+                            scalar().normalise(kind, a.floats(), n, w.data, shift ? b.data : nullptr, 1e-5f,
+                                               a.floats());
                             wrong += test::differences(a.floats(), c.floats(), n) != 0;
                         }
                     for (uint32_t kind = 0; kind < 8; kind++) {
@@ -632,7 +690,8 @@ TEST_CASE("norms, activations, sums and products of rows have the same bits in e
                     scalar().add(a.floats(), y.floats(), second, n);
                     room.add(c.floats(), y.floats(), second, n);
                     wrong += test::differences(a.floats(), c.floats(), n) != 0;
-                    for (uint32_t i = 0; i < n; i++) wrong += !same(c.floats()[i], plus(x.floats()[i], times(second, y.floats()[i])));
+                    for (uint32_t i = 0; i < n; i++)
+                        wrong += !same(c.floats()[i], plus(x.floats()[i], times(second, y.floats()[i])));
                     reset();
                     scalar().multiply(a.floats(), y.floats(), n);
                     room.multiply(c.floats(), y.floats(), n);
@@ -654,12 +713,15 @@ TEST_CASE("norms are near their definition")
         std::vector<float> x(n), y(n), w(n, 1.0f);
         for (float& v : x) v = 3 + 2 * r.number();
         for (const tr::NormKind kind : {tr::NormKind::rms, tr::NormKind::layer}) {
-            scalar().normalise(kind, x.data(), n, static_cast<const unsigned char*>(static_cast<const void*>(w.data())), nullptr, 1e-5f, y.data());
+            scalar().normalise(kind, x.data(), n, static_cast<const unsigned char*>(static_cast<const void*>(w.data())),
+                               nullptr, 1e-5f, y.data());
             double mean = 0, square = 0;
             for (const float v : x) mean += static_cast<double>(v) / n;
             if (kind == tr::NormKind::rms) mean = 0;
             for (const float v : x) square += (static_cast<double>(v) - mean) * (static_cast<double>(v) - mean) / n;
-            for (uint32_t i = 0; i < n; i++) CHECK(std::fabs(static_cast<double>(y[i]) - (static_cast<double>(x[i]) - mean) / std::sqrt(square + 1e-5)) < 2e-5);
+            for (uint32_t i = 0; i < n; i++)
+                CHECK(std::fabs(static_cast<double>(y[i]) -
+                                (static_cast<double>(x[i]) - mean) / std::sqrt(square + 1e-5)) < 2e-5);
         }
     }
 }
@@ -679,11 +741,15 @@ TEST_CASE("scores, weights and mixed values of attention are the documented ones
                     fill(r, values.data(), values.size(), mood);
                     fill(r, query.floats(), size_t{4} * d, mood);
                     for (size_t i = 0; i < keys.size(); i++) {
-                        if (type == DType::f16) weights::store_u16(k.data + i * 2, tr::f32_to_f16(keys[i])), keys[i] = tr::f16_to_f32(tr::f32_to_f16(keys[i]));
+                        if (type == DType::f16)
+                            weights::store_u16(k.data + i * 2, tr::f32_to_f16(keys[i])),
+                                keys[i] = tr::f16_to_f32(tr::f32_to_f16(keys[i]));
                         else weights::store_f32(k.data + i * 4, keys[i]);
                     }
                     for (size_t i = 0; i < values.size(); i++) {
-                        if (type == DType::f16) weights::store_u16(v.data + i * bytes, tr::f32_to_f16(values[i])), values[i] = tr::f16_to_f32(tr::f32_to_f16(values[i]));
+                        if (type == DType::f16)
+                            weights::store_u16(v.data + i * bytes, tr::f32_to_f16(values[i])),
+                                values[i] = tr::f16_to_f32(tr::f32_to_f16(values[i]));
                         else weights::store_f32(v.data + i * 4, values[i]);
                     }
                     const float* q[4];
@@ -692,7 +758,8 @@ TEST_CASE("scores, weights and mixed values of attention are the documented ones
                     for (uint32_t i = 0; i < 4; i++)
                         for (uint32_t j = 0; j < tiles * 16; j++) {
                             float acc = 0;
-                            for (uint32_t e = 0; e < d; e++) acc = std::fma(q[i][e], keys[(size_t{j} / 16 * d + e) * 16 + j % 16], acc);
+                            for (uint32_t e = 0; e < d; e++)
+                                acc = std::fma(q[i][e], keys[(size_t{j} / 16 * d + e) * 16 + j % 16], acc);
                             want[i * block + j] = acc;
                         }
                     float m[4], l[4];
@@ -705,16 +772,19 @@ TEST_CASE("scores, weights and mixed values of attention are the documented ones
                         float lanes[16] = {};
                         for (uint32_t j = 0; j < tiles * 16; j++)
                             if (p[i * block + j] > m[i]) m[i] = p[i * block + j];
-                        for (uint32_t j = 0; j < tiles * 16; j++) lanes[j % 16] = plus(lanes[j % 16], tr::exp_f32(plus(p[i * block + j], -m[i])));
+                        for (uint32_t j = 0; j < tiles * 16; j++)
+                            lanes[j % 16] = plus(lanes[j % 16], tr::exp_f32(plus(p[i * block + j], -m[i])));
                         l[i] = sum_of_16(lanes);
                     }
                     std::vector<float> weights_of(p);
                     for (uint32_t i = 0; i < 4; i++)
-                        for (uint32_t j = 0; j < tiles * 16; j++) weights_of[i * block + j] = tr::exp_f32(plus(p[i * block + j], -m[i]));
+                        for (uint32_t j = 0; j < tiles * 16; j++)
+                            weights_of[i * block + j] = tr::exp_f32(plus(p[i * block + j], -m[i]));
                     for (uint32_t i = 0; i < 4; i++)
                         for (uint32_t e = 0; e < d; e++) {
                             float acc = 0;
-                            for (uint32_t j = 0; j < n_keys; j++) acc = std::fma(weights_of[i * block + j], values[size_t{j} * d + e], acc);
+                            for (uint32_t j = 0; j < n_keys; j++)
+                                acc = std::fma(weights_of[i * block + j], values[size_t{j} * d + e], acc);
                             mixed[size_t{i} * d + e] = acc;
                         }
                     uint32_t wrong = 0;
@@ -734,7 +804,8 @@ TEST_CASE("scores, weights and mixed values of attention are the documented ones
                             room.mix(s.data(), n, n_keys, v.data, type, d, out.data());
                             wrong += test::differences(out.data(), mixed.data(), size_t{n} * d) != 0;
                         }
-                    if (wrong) FAIL_CHECK("type ", static_cast<int>(type), ", d ", d, ", keys ", n_keys, ", mood ", mood);
+                    if (wrong)
+                        FAIL_CHECK("type ", static_cast<int>(type), ", d ", d, ", keys ", n_keys, ", mood ", mood);
                 }
 }
 
@@ -756,7 +827,7 @@ TEST_CASE("a softmax with one entry far below the others ignores it")
     }
 }
 
-// ---- The pool ----------------------------------------------------------------------------------------------------------
+// ---- The pool -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a pool of threads runs every slice exactly once, whatever their number was before")
 {
@@ -770,7 +841,8 @@ TEST_CASE("a pool of threads runs every slice exactly once, whatever their numbe
         for (uint32_t round = 0; round < 4000; round++) {
             Counts counts = {};
             const uint32_t n = round % 3 ? r.between(1, 64) : round % 2 ? 1 : 64;
-            tr::ThreadPool::parallel_for(&pool, n, [](void* data, uint32_t slice) { static_cast<Counts*>(data)->of[slice % 64]++; }, &counts);
+            tr::ThreadPool::parallel_for(
+                &pool, n, [](void* data, uint32_t slice) { static_cast<Counts*>(data)->of[slice % 64]++; }, &counts);
             for (uint32_t i = 0; i < 64; i++) wrong += counts.of[i] != (i < n ? 1u : 0u);
         }
         CHECK(wrong == 0);

@@ -1,5 +1,5 @@
-// The numbers of the block family: against numpy (tests/data, made by make_data.py), and against the double-precision reference
-// of tests/reference.hpp, one case for each published wiring and then random members of the family.
+// The numbers of the block family: against numpy (tests/data, made by make_data.py), and against the double-precision
+// reference of tests/reference.hpp, one case for each published wiring and then random members of the family.
 #include "data/numpy_logits.hpp"
 #include "reference.hpp"
 
@@ -59,7 +59,9 @@ struct Floats {                                                // a Sequence as 
         in.mask = s.mask.empty() ? nullptr : s.mask.data();
         if (!s.rows.empty()) in.rows = values.data();
         if (!s.features.empty()) in.features = values.data();
-        in.count = static_cast<uint32_t>(!s.rows.empty() ? s.rows.size() : s.features.empty() ? s.tokens.size() : s.features[0].size());
+        in.count = static_cast<uint32_t>(!s.rows.empty()      ? s.rows.size()
+                                         : s.features.empty() ? s.tokens.size()
+                                                              : s.features[0].size());
     }
     std::vector<float> values;
     Input in;
@@ -91,7 +93,8 @@ double distance_to_reference(const TestModel& m, uint32_t length, uint64_t seed,
         return std::max(most, distance(copy_of(s.session.hidden), Reference::flat(h)));
     }
     std::vector<float> got;
-    if (causal && !sides.main.tokens.empty() && sides.main.types.empty()) got = all_logits(s.session, sides.main.tokens, o.batch);
+    if (causal && !sides.main.tokens.empty() && sides.main.types.empty())
+        got = all_logits(s.session, sides.main.tokens, o.batch);
     else {
         float* logits = nullptr;
         const Floats in(sides.main);
@@ -113,7 +116,7 @@ constexpr double close_enough = 1e-5;
 
 }  // namespace
 
-// ---- numpy -------------------------------------------------------------------------------------------------------------
+// ---- numpy ----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a Llama with grouped heads agrees with numpy")
 {
@@ -136,7 +139,8 @@ TEST_CASE("a table of rotary frequencies scaled in three bands agrees with numpy
     // the formula itself: short waves are kept, long ones divided by the factor, the others lie between
     uint32_t kept = 0, divided = 0, blended = 0;
     for (uint32_t i = 0; i < 32; i++) {
-        const double plain = std::pow(5e5, -2.0 * i / 64), ratio = static_cast<double>(numpy::llama3_frequencies[i]) / plain;
+        const double plain = std::pow(5e5, -2.0 * i / 64),
+                     ratio = static_cast<double>(numpy::llama3_frequencies[i]) / plain;
         kept += std::fabs(ratio - 1) < 1e-6;
         divided += std::fabs(ratio - 0.125) < 1e-6;
         blended += ratio > 0.1251 && ratio < 0.9999;
@@ -229,20 +233,23 @@ TEST_CASE("the router's weights of two experts out of four are the published one
         TestModel m = make_model(c, s, 1);
         for (auto& entry : m.tensors) std::fill(entry.second.values.begin(), entry.second.values.end(), 0.0f);
         m.at(0, 1, Role::router, true).values = {2, 1, 0, -1};
-        m.at(0, 1, Role::down, true).values = {1, 0, 0, 1, 0, 0, 0, 0};                // expert 0: (1, 0), expert 1: (0, 1)
+        m.at(0, 1, Role::down, true).values = {1, 0, 0, 1, 0, 0, 0, 0}; // expert 0: (1, 0), expert 1: (0, 1)
         const Opened opened(m);
         Started run(opened.model, plain_options(4));
         REQUIRE_OK(forward(run.session, tokens_of({1}), nullptr));
-        CHECK(static_cast<double>(run.session.hidden.data[0]) == doctest::Approx(renormalise ? 0.7311 : 0.6439).epsilon(1e-4));
-        CHECK(static_cast<double>(run.session.hidden.data[1]) == doctest::Approx(renormalise ? 0.2689 : 0.2369).epsilon(1e-4));
+        CHECK(static_cast<double>(run.session.hidden.data[0]) ==
+              doctest::Approx(renormalise ? 0.7311 : 0.6439).epsilon(1e-4));
+        CHECK(static_cast<double>(run.session.hidden.data[1]) ==
+              doctest::Approx(renormalise ? 0.2689 : 0.2369).epsilon(1e-4));
     }
 }
 
-// ---- The double-precision reference: decoders --------------------------------------------------------------------------
+// ---- The double-precision reference: decoders -----------------------------------------------------------------------
 
 TEST_CASE("one head, shared heads and one key head for all agree with the reference")
 {
-    for (const uint32_t kv : {1u, 2u, 4u}) CHECK_REFERENCE(make_model(small_config(16, 40, 2, 4, kv, 4, 50), Slots{}, kv), 40);
+    for (const uint32_t kv : {1u, 2u, 4u})
+        CHECK_REFERENCE(make_model(small_config(16, 40, 2, 4, kv, 4, 50), Slots{}, kv), 40);
     CHECK_REFERENCE(make_model(small_config(7, 9, 1, 1, 1, 2, 11), Slots{}, 3), 20);
 }
 
@@ -466,6 +473,28 @@ TEST_CASE("every way to choose and weigh experts agrees with the reference")
     }
 }
 
+TEST_CASE("of experts with equal scores the first ones are chosen, in groups and without")
+{
+    for (const bool groups : {false, true}) {
+        Config c = small_config(4, 1, 1, 1, 1, 2, 3);
+        c.n_experts = 6;
+        c.n_experts_active = 2;
+        if (groups) c.n_groups = 3, c.n_groups_active = 1;
+        c.activation = Activation::identity;
+        c.n_outputs = 0;
+        Slots s;
+        s.pre = s.final_norm = s.gate = false;
+        s.ffn_bias = true;
+        TestModel m = make_model(c, s, 1);
+        for (auto& entry : m.tensors) std::fill(entry.second.values.begin(), entry.second.values.end(), 0.0f);
+        for (uint32_t e = 0; e < 6; e++) m.at(0, 1, Role::down, true).values[e * 4] = static_cast<float>(1u << e);
+        const Opened opened(m);
+        Started run(opened.model, plain_options(4));
+        REQUIRE_OK(forward(run.session, tokens_of({1}), nullptr));
+        CHECK(static_cast<double>(run.session.hidden.data[0]) == doctest::Approx((1 + 2) / 6.0));      // a sixth each
+    }
+}
+
 TEST_CASE("latent attention agrees with its expanded form")
 {
     for (const uint32_t q_rank : {0u, 10u}) {
@@ -492,7 +521,7 @@ TEST_CASE("rows instead of tokens, and hidden states instead of logits, agree wi
     CHECK_REFERENCE(make_model(c, Slots{}, 1), 20);
 }
 
-// ---- Encoders, and encoders with decoders ------------------------------------------------------------------------------
+// ---- Encoders, and encoders with decoders ---------------------------------------------------------------------------
 
 TEST_CASE("an encoder with types, masks and the head of BERT agrees with the reference")
 {
@@ -504,7 +533,8 @@ TEST_CASE("an encoder with types, masks and the head of BERT agrees with the ref
     c.activation = c.head_activation = Activation::gelu;
     Slots s;
     s.pre = s.final_norm = s.gate = false;
-    s.out = s.norm_shift = s.embedding_norm = s.attention_bias = s.output_bias = s.ffn_bias = s.head_bias = s.head_norm = true;
+    s.out = s.norm_shift = s.embedding_norm = s.attention_bias = s.output_bias = s.ffn_bias = s.head_bias =
+        s.head_norm = true;
     s.positions = 40;
     s.head_dense = 16;
     for (uint64_t seed = 1; seed < 5; seed++) CHECK_REFERENCE(make_model(c, s, seed), 40);
@@ -578,7 +608,7 @@ TEST_CASE("encoders with decoders agree with the reference")
     Slots d, e;
     d.relative_bias = e.relative_bias = true;
     for (uint64_t seed = 1; seed < 4; seed++) CHECK_REFERENCE(make_model(decoder, d, seed, encoder, e), 40);
-    d = e = Slots{};                                           // the original: norms behind, biases, sinusoidal positions
+    d = e = Slots{}; // the original: norms behind, biases, sinusoidal positions
     for (Slots* s : {&d, &e}) {
         s->pre = s->final_norm = s->gate = false;
         s->out = s->norm_shift = s->attention_bias = s->output_bias = s->ffn_bias = s->embedding_norm = true;
@@ -634,19 +664,26 @@ TEST_CASE("a decoder over rows that the caller gives agrees with the reference")
     const Table all = reference.head(reference.run(0, in, &memory, &mask));
     CHECK(distance(last_row(s.session), all.back()) < close_enough);
     CHECK(set_memory(s.session, rows.data(), 151, nullptr).code == Code::session_full);
+    CHECK(s.session.position == 9);
+    const std::vector<float> before = last_row(s.session);     // the same rows again: the decoder starts anew
+    REQUIRE_OK(set_memory(s.session, rows.data(), 140, mask.data()));
+    CHECK(s.session.position == 0);
+    REQUIRE_OK(forward(s.session, tokens_of(ids), nullptr));
+    CHECK(same_bits(last_row(s.session), before));
 }
 
-// ---- Any member --------------------------------------------------------------------------------------------------------
+// ---- Any member -----------------------------------------------------------------------------------------------------
 
 TEST_CASE("random members of the family agree with the reference")
 {
     for (uint64_t seed = 0; seed < 300; seed++) {
         INFO("seed " << seed);
-        CHECK(distance_to_reference(random_model(seed), seed % 8 ? 20 : 140, seed, 1 + static_cast<uint32_t>(seed % 40)) < 2e-4);
+        CHECK(distance_to_reference(random_model(seed), seed % 8 ? 20 : 140, seed,
+                                    1 + static_cast<uint32_t>(seed % 40)) < 2e-4);
     }
 }
 
-// ---- Other precisions --------------------------------------------------------------------------------------------------
+// ---- Other precisions -----------------------------------------------------------------------------------------------
 
 TEST_CASE("a model in bf16 or f16 gives the bits of the same rounded numbers in f32")
 {
@@ -656,12 +693,16 @@ TEST_CASE("a model in bf16 or f16 gives the bits of the same rounded numbers in 
         for (auto& entry : m.tensors)
             for (float& v : entry.second.values)
                 v = type == DType::bf16 ? bf16_to_f32(f32_to_bf16(v)) : f16_to_f32(f32_to_f16(v));
-        for (const auto& [layer, role] : {std::make_pair(0u, Role::final_norm), {1u, Role::attn_norm_pre}, {1u, Role::ffn_norm_pre},
-                                          {2u, Role::attn_norm_pre}, {2u, Role::ffn_norm_pre}})
+        for (const auto& [layer, role] : {std::make_pair(0u, Role::final_norm),
+                                          {1u, Role::attn_norm_pre},
+                                          {1u, Role::ffn_norm_pre},
+                                          {2u, Role::attn_norm_pre},
+                                          {2u, Role::ffn_norm_pre}})
             m.add(0, layer, role, 1, 20);                      // norms stay f32
         const Opened full(m);
         const auto ids = random_tokens(40, 64);
-        CHECK(same_bits(all_logits(half.model, plain_options(40), ids, 40), all_logits(full.model, plain_options(40), ids, 40)));
+        CHECK(same_bits(all_logits(half.model, plain_options(40), ids, 40),
+                        all_logits(full.model, plain_options(40), ids, 40)));
     }
 }
 
@@ -679,7 +720,8 @@ TEST_CASE("quantised models stay near the reference, and a finer embedding helps
         }
         return std::sqrt(sum / size);
     };
-    const double at_8 = error(Opened(m, DType::q8_0)), at_4 = error(Opened(m, DType::q4_0)), at_4_1 = error(Opened(m, DType::q4_1));
+    const double at_8 = error(Opened(m, DType::q8_0)), at_4 = error(Opened(m, DType::q4_0)),
+                 at_4_1 = error(Opened(m, DType::q4_1));
     CHECK(at_8 < 0.04);
     CHECK(at_4 < 0.35);
     CHECK(at_4_1 < 0.35);
@@ -687,7 +729,33 @@ TEST_CASE("quantised models stay near the reference, and a finer embedding helps
     const double all_4 = error(Opened(m));
     CHECK(all_4 > at_4);
     CHECK(at_8 < at_4);
-    MESSAGE("relative error of the logits: q8_0 ", at_8, ", q4_1 ", at_4_1, ", q4_0 ", at_4, ", q4_0 with its embedding and head ", all_4);
+    MESSAGE("relative error of the logits: q8_0 ", at_8, ", q4_1 ", at_4_1, ", q4_0 ", at_4,
+            ", q4_0 with its embedding and head ", all_4);
+}
+
+TEST_CASE("the widest row that a quantised matrix reads fits, whichever it is")
+{
+    for (uint32_t which = 0; which < 7; which++) {
+        const uint32_t wide = 200;
+        Config c = small_config(8, 8, 2, 1, 1, 8, 20);
+        if (which == 0) c.hidden_dim = wide;
+        if (which == 1) c.v_head_dim = wide;
+        if (which == 2) c.embedding_dim = wide;
+        if (which == 3) c.n_experts = 2, c.n_experts_active = 1, c.shared_hidden_dim = wide;
+        if (which > 3) {
+            c.rope_dim = 4;
+            c.kv_lora_rank = c.v_head_dim = which == 4 ? wide : 8;
+            c.head_dim = c.rope_dim + c.kv_lora_rank;
+            c.nope_head_dim = which == 5 ? wide : 8;
+            c.mla_v_head_dim = which == 6 ? wide : 8;
+        }
+        TestModel m = make_model(c, Slots{}, 30 + which);
+        const std::vector<double> exact = Reference(m).logits(random_tokens(12, 20));
+        m.store_as(DType::q8_0);
+        const Opened opened(m);
+        INFO("case " << which);
+        CHECK(distance(all_logits(opened.model, plain_options(12), random_tokens(12, 20), 12), exact) < 0.15);
+    }
 }
 
 TEST_CASE("every matrix may have its own type")
@@ -712,7 +780,7 @@ TEST_CASE("a cache of f16 stays near one of f32")
     CHECK(distance(a, exact) > 1e-6);
 }
 
-// ---- What is broken stays visible --------------------------------------------------------------------------------------
+// ---- What is broken stays visible -----------------------------------------------------------------------------------
 
 TEST_CASE("a NaN in any weight of a decoder reaches the logits, and sample() says so")
 {
@@ -739,7 +807,8 @@ TEST_CASE("a NaN in any weight of a decoder reaches the logits, and sample() say
             Sampler sampler;
             int32_t token = -2;
             if (sample(sampler, logits, 64, &token).code == Code::not_a_number && token == -2) continue;
-            hidden += std::to_string(entry.first >> 16 & 0xffff) + " " + role_name(static_cast<uint32_t>(entry.first >> 1 & 0x7f));
+            hidden += std::to_string(entry.first >> 16 & 0xffff) + " " +
+                      role_name(static_cast<uint32_t>(entry.first >> 1 & 0x7f));
             hidden += std::string(entry.first & 1 ? " bias" : "") + ", ";
         }
     }

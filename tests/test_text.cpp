@@ -1,5 +1,5 @@
-// Text to ids and back, held against SentencePiece (tests/data, made by make_data.py); the sampler, held against its definition;
-// and the loop that generates: stop ids, callbacks, limits, and what is left of the session afterwards.
+// Text to ids and back, held against SentencePiece (tests/data, made by make_data.py); the sampler, held against its
+// definition; and the loop that generates: stop ids, callbacks, limits, and what is left of the session afterwards.
 #include "data/numpy_logits.hpp"
 #include "data/sentencepiece.hpp"
 #include "helpers.hpp"
@@ -17,11 +17,11 @@ weights::VocabularySource source_of(const sentencepiece::Vocabulary& v)
 {
     weights::VocabularySource s;
     s.kind = VocabularyKind::sentencepiece_bpe;
-    s.flags = (v.byte_fallback ? vocabulary_byte_fallback : 0u) | (v.dummy_prefix ? vocabulary_dummy_prefix : 0u) | vocabulary_add_bos |
-              vocabulary_fuse_unknown;
+    s.flags = (v.byte_fallback ? vocabulary_byte_fallback : 0u) | (v.dummy_prefix ? vocabulary_dummy_prefix : 0u) |
+              vocabulary_add_bos | vocabulary_fuse_unknown;
     const char* text = v.text;
-    const TokenType types[] = {TokenType::unused, TokenType::normal, TokenType::unknown, TokenType::control, TokenType::user_defined,
-                               TokenType::unused, TokenType::byte};
+    const TokenType types[] = {TokenType::unused,       TokenType::normal, TokenType::unknown, TokenType::control,
+                               TokenType::user_defined, TokenType::unused, TokenType::byte};
     for (uint32_t i = 0; i < v.n_tokens; i++) {
         s.tokens.emplace_back(text, v.lengths[i]);
         s.scores.push_back(v.scores[i]);
@@ -58,7 +58,8 @@ std::vector<std::string> texts()
 }
 
 // Ids of a text, in exactly as much work memory as is asked for.
-std::vector<int32_t> ids_of(const Vocabulary& v, const std::string& text, bool add_special = false, bool parse_special = false)
+std::vector<int32_t> ids_of(const Vocabulary& v, const std::string& text, bool add_special = false,
+                            bool parse_special = false)
 {
     const uint64_t size = tokenize_size(v, text.size());
     AlignedBytes work(size), copy(text.size());                // a sanitizer sees a read behind the text
@@ -67,7 +68,8 @@ std::vector<int32_t> ids_of(const Vocabulary& v, const std::string& text, bool a
     uint32_t n = 0;
     const TokenizeOptions options = {add_special, parse_special};
     const char* const from = static_cast<const char*>(static_cast<const void*>(copy.data));
-    REQUIRE_OK(tokenize(v, from, text.size(), options, work.data, work.size, ids.data(), static_cast<uint32_t>(ids.size()), &n));
+    REQUIRE_OK(tokenize(v, from, text.size(), options, work.data, work.size, ids.data(),
+                        static_cast<uint32_t>(ids.size()), &n));
     ids.resize(n);
     return ids;
 }
@@ -94,11 +96,17 @@ bool is_utf8(const std::string& s)
     for (size_t i = 0; i < s.size();) {
         const auto at = [&](size_t k) { return k < s.size() ? static_cast<unsigned char>(s[k]) : 0u; };
         const unsigned c = at(i);
-        const size_t n = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+        const size_t n = c < 0x80                ? 1
+                         : c >= 0xc2 && c < 0xe0 ? 2
+                         : c >= 0xe0 && c < 0xf0 ? 3
+                         : c >= 0xf0 && c < 0xf5 ? 4
+                                                 : 0;
         if (!n) return false;
         for (size_t k = 1; k < n; k++)
             if (at(i + k) < 0x80 || at(i + k) > 0xbf) return false;
-        if ((c == 0xe0 && at(i + 1) < 0xa0) || (c == 0xed && at(i + 1) > 0x9f) || (c == 0xf0 && at(i + 1) < 0x90) || (c == 0xf4 && at(i + 1) > 0x8f)) return false;
+        if ((c == 0xe0 && at(i + 1) < 0xa0) || (c == 0xed && at(i + 1) > 0x9f) || (c == 0xf0 && at(i + 1) < 0x90) ||
+            (c == 0xf4 && at(i + 1) > 0x8f))
+            return false;
         i += n;
     }
     return true;
@@ -106,7 +114,7 @@ bool is_utf8(const std::string& s)
 
 }  // namespace
 
-// ---- Text to ids -------------------------------------------------------------------------------------------------------
+// ---- Text to ids ----------------------------------------------------------------------------------------------------
 
 TEST_CASE("ids are SentencePiece's, with and without a space put in front, with and without pieces for bytes")
 {
@@ -138,7 +146,8 @@ TEST_CASE("text comes back from its ids, whatever is in it; bytes that are not U
         const Opened opened(with_vocabulary(source_of(vocabulary_named(name))));
         for (std::string text : list) {
             const std::vector<int32_t> ids = ids_of(opened.model.vocabulary, text);
-            for (size_t at; (at = text.find("\xe2\x96\x81")) != std::string::npos;) text.replace(at, 3, " ");       // the mark is a space
+            for (size_t at; (at = text.find("\xe2\x96\x81")) != std::string::npos;)
+                text.replace(at, 3, " "); // the mark is a space
             INFO("vocabulary " << std::string(name) << ", text \"" << text << "\"");
             const std::string back = text_of(opened.model.vocabulary, ids);
             if (is_utf8(text)) CHECK(back == text);
@@ -175,7 +184,8 @@ TEST_CASE("without pieces for bytes and without an unknown token no strange char
         std::vector<uint32_t> work(static_cast<size_t>(tokenize_size(v, text.size())) / 4 + 1);
         std::vector<int32_t> ids(3 * text.size() + 8, 777);
         uint32_t n = 77;
-        const Status status = tokenize(v, text.data(), text.size(), {}, work.data(), work.size() * 4, ids.data(), static_cast<uint32_t>(ids.size()), &n);
+        const Status status = tokenize(v, text.data(), text.size(), {}, work.data(), work.size() * 4, ids.data(),
+                                       static_cast<uint32_t>(ids.size()), &n);
         CHECK((status.code == Code::ok || (status.code == Code::bad_vocabulary && n == 0)));
         for (uint32_t i = 0; i < n; i++) CHECK((ids[i] >= 0 && ids[i] < 44));
     }
@@ -217,7 +227,8 @@ TEST_CASE("a vocabulary without a BOS puts nothing in front")
     CHECK(ids_of(v, "", true, true).empty());
     Started run(opened.model, plain_options(16));
     GenerateOptions g;
-    CHECK(generate(run.session, nullptr, 0, g, ignore, nullptr).code == Code::bad_argument);     // an empty prompt has no start
+    CHECK(generate(run.session, nullptr, 0, g, ignore, nullptr).code ==
+          Code::bad_argument); // an empty prompt has no start
 }
 
 TEST_CASE("special tokens in the text are found, the longest first, only where that is asked for")
@@ -229,7 +240,8 @@ TEST_CASE("special tokens in the text are found, the longest first, only where t
         s.scores.push_back(0);
         return static_cast<int32_t>(s.tokens.size() - 1);
     };
-    const int32_t turn = add("<|turn|>", TokenType::control), longer = add("<|turn|>user", TokenType::control), user = add("[tool]", TokenType::user_defined);
+    const int32_t turn = add("<|turn|>", TokenType::control), longer = add("<|turn|>user", TokenType::control),
+                  user = add("[tool]", TokenType::user_defined);
     add("", TokenType::control);                               // matches nowhere
     const Opened opened(with_vocabulary(s));
     const Vocabulary& v = opened.model.vocabulary;
@@ -259,7 +271,8 @@ TEST_CASE("tokenize() says what it needs and writes no more than it may")
     std::vector<int32_t> ids(want.size() + 1, 777);
     uint32_t n = 0;
     const auto call = [&](uint64_t size, uint32_t capacity, size_t shift = 0) {
-        return tokenize(v, text.data(), text.size(), {}, reinterpret_cast<unsigned char*>(work.data()) + shift, size, ids.data(), capacity, &n);
+        return tokenize(v, text.data(), text.size(), {}, reinterpret_cast<unsigned char*>(work.data()) + shift, size,
+                        ids.data(), capacity, &n);
     };
     for (uint32_t capacity = 0; capacity < want.size(); capacity++) {
         std::fill(ids.begin(), ids.end(), 777);
@@ -279,18 +292,21 @@ TEST_CASE("tokenize() says what it needs and writes no more than it may")
     CHECK(status.where == tokenize_size(v, text.size()));
     CHECK(call(0, 100).code == Code::memory_too_small);
     CHECK(call(work.size() * 4 - 4, 100, 1).code == Code::misaligned);
-    CHECK(tokenize(v, text.data(), uint64_t{1} << 32, {}, work.data(), UINT64_MAX, ids.data(), 4, &n).code == Code::bad_argument);
+    CHECK(tokenize(v, text.data(), uint64_t{1} << 32, {}, work.data(), UINT64_MAX, ids.data(), 4, &n).code ==
+          Code::bad_argument);
     CHECK(tokenize(v, nullptr, 0, {}, work.data(), work.size() * 4, ids.data(), 4, &n).code == Code::ok);
     CHECK(n == 1);
     const Opened none(tiny_llama());
-    CHECK(tokenize(none.model.vocabulary, "a", 1, {}, work.data(), work.size() * 4, ids.data(), 4, &n).code == Code::bad_vocabulary);
+    CHECK(tokenize(none.model.vocabulary, "a", 1, {}, work.data(), work.size() * 4, ids.data(), 4, &n).code ==
+          Code::bad_vocabulary);
 }
 
 TEST_CASE("a long text costs little more than its length")
 {
     const Opened opened(with_vocabulary(source_of(vocabulary_named("hand_made"))));
     const auto begin = std::chrono::steady_clock::now();
-    for (const std::string& part : {std::string("a"), std::string("ab"), std::string("This is X.cpp"), std::string("\xf0\x9f\xa6\x99"), std::string("<"), std::string(" ")}) {
+    for (const std::string& part : {std::string("a"), std::string("ab"), std::string("This is X.cpp"),
+                                    std::string("\xf0\x9f\xa6\x99"), std::string("<"), std::string(" ")}) {
         std::string text;
         while (text.size() < 100000) text += part;
         const std::vector<int32_t> ids = ids_of(opened.model.vocabulary, text, false, true);
@@ -319,17 +335,20 @@ TEST_CASE("damaged vocabularies are refused, whatever their chunks say")
         Model model;
         return transformer::open(changed.data, changed.size, &model);
     };
-    REQUIRE(with(payload(Chunk::info) + 8, s.unknown == 0 ? static_cast<uint32_t>(s.tokens.size()) : 0).code == Code::ok);
+    REQUIRE(with(payload(Chunk::info) + 8, s.unknown == 0 ? static_cast<uint32_t>(s.tokens.size()) : 0).code ==
+            Code::ok);
     const auto refused = [&](const Status& status, const char* field) {
         CHECK_MESSAGE((status.code == Code::bad_vocabulary && std::string(status.field) == field), words(status));
     };
     refused(with(payload(Chunk::info), 0), "kind");
     refused(with(payload(Chunk::info), 5), "kind");
-    for (const uint32_t n : {0u, 0x7fffffffu, 0xffffffffu, (1u << 24) + 1}) refused(with(payload(Chunk::info) + 8, n), "n_tokens");
+    for (const uint32_t n : {0u, 0x7fffffffu, 0xffffffffu, (1u << 24) + 1})
+        refused(with(payload(Chunk::info) + 8, n), "n_tokens");
     refused(with(payload(Chunk::info) + 8, 43), "tokens");
     refused(with(payload(Chunk::info) + 8, 1u << 24), "tokens");
     for (uint32_t i = 0; i < 7; i++)
-        for (const uint32_t id : {44u, 0x7fffffffu, 0x80000000u, 0xfffffffeu}) refused(with(payload(Chunk::info) + 12 + 4 * i, id), "info");
+        for (const uint32_t id : {44u, 0x7fffffffu, 0x80000000u, 0xfffffffeu})
+            refused(with(payload(Chunk::info) + 12 + 4 * i, id), "info");
     for (const uint32_t growth : {0u, 65u, 0xffffffffu}) refused(with(payload(Chunk::info) + 40, growth), "growth");
     for (const uint32_t id : {44u, 0xffffffffu}) refused(with(payload(Chunk::stop), id), "stop");
     for (const uint32_t offset : {0xffffffffu, 0x7fffffffu, 10000u}) {
@@ -342,10 +361,13 @@ TEST_CASE("damaged vocabularies are refused, whatever their chunks say")
     for (const uint32_t n : {0xffffffffu, 100u}) refused(with(payload(Chunk::layout), n), "layout");
     refused(with(payload(Chunk::layout) + 4, 44), "layout");
     for (const uint32_t type : {6u, 255u}) refused(with(payload(Chunk::types) + 9, type, 1), "types");
-    for (const Chunk tag : {Chunk::info, Chunk::stop, Chunk::offsets, Chunk::text, Chunk::scores, Chunk::types, Chunk::trie, Chunk::added, Chunk::layout, Chunk::normal})
-        for (const uint32_t length : {0xffffffffu, 0x7fffffffu, 0xfffffffcu, static_cast<uint32_t>(end - at)}) refused(with(payload(tag) - 4, length), "chunk");
+    for (const Chunk tag : {Chunk::info, Chunk::stop, Chunk::offsets, Chunk::text, Chunk::scores, Chunk::types,
+                            Chunk::trie, Chunk::added, Chunk::layout, Chunk::normal})
+        for (const uint32_t length : {0xffffffffu, 0x7fffffffu, 0xfffffffcu, static_cast<uint32_t>(end - at)})
+            refused(with(payload(tag) - 4, length), "chunk");
     for (const Chunk tag : {Chunk::info, Chunk::offsets, Chunk::text, Chunk::types, Chunk::trie})
-        CHECK(with(payload(tag) - 8, 99).code == Code::bad_vocabulary);                // a tag that is passed over: the chunk is missing
+        CHECK(with(payload(tag) - 8, 99).code ==
+              Code::bad_vocabulary); // a tag that is passed over: the chunk is missing
     CHECK(with(payload(Chunk::scores) - 8, 99).code == Code::ok);
     // any words at all in the trie make text unknown, not unsafe
     Random r{4};
@@ -354,7 +376,8 @@ TEST_CASE("damaged vocabularies are refused, whatever their chunks say")
         std::memcpy(wild.data, good.data, static_cast<size_t>(good.size));
         const uint64_t trie = payload(Chunk::trie);
         for (uint64_t i = 0; i + 4 <= weights::load_u32(good.data + trie - 4); i += 4)
-            if (round == 0 || r.chance(4)) weights::store_u32(wild.data + trie + i, static_cast<uint32_t>(r.bits() >> (round % 2 ? 32 : 43)));
+            if (round == 0 || r.chance(4))
+                weights::store_u32(wild.data + trie + i, static_cast<uint32_t>(r.bits() >> (round % 2 ? 32 : 43)));
         const Opened opened(std::move(wild));
         for (const std::string& text : texts()) (void)ids_of(opened.model.vocabulary, text, true, true);
     }
@@ -365,18 +388,20 @@ TEST_CASE("scores that are no numbers are not written, and if they are there, en
     weights::VocabularySource s = source_of(vocabulary_named("hand_made"));
     for (size_t i = 0; i < s.scores.size(); i++) s.scores[i] = 1000.0f + static_cast<float>(i);
     AlignedBytes bytes = with_vocabulary(s).checkpoint();
-    uint32_t found = 0;                                        // the scores, one after the other, whatever the chunks look like
+    uint32_t found = 0; // the scores, one after the other, whatever the chunks look like
     const float broken[] = {float_of(0x7fc00000u), HUGE_VALF, -HUGE_VALF};
     for (uint64_t at = weights::load_u64(bytes.data + 24); at + 4 <= bytes.size && found < s.scores.size(); at += 4)
-        if (weights::load_u32(bytes.data + at) == bits_of(s.scores[found])) weights::store_f32(bytes.data + at, broken[found++ % 3]);
+        if (weights::load_u32(bytes.data + at) == bits_of(s.scores[found]))
+            weights::store_f32(bytes.data + at, broken[found++ % 3]);
     REQUIRE(found == s.scores.size());
     const Opened opened(std::move(bytes));
     s.scores[7] = broken[0];
     CHECK(error_of([&] { (void)with_vocabulary(s).checkpoint(); }) != "");
-    for (const std::string& text : texts()) CHECK(text_of(opened.model.vocabulary, ids_of(opened.model.vocabulary, text)).size() <= text.size() + 2);
+    for (const std::string& text : texts())
+        CHECK(text_of(opened.model.vocabulary, ids_of(opened.model.vocabulary, text)).size() <= text.size() + 2);
 }
 
-// ---- Ids to text -------------------------------------------------------------------------------------------------------
+// ---- Ids to text ----------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -415,7 +440,8 @@ TestModel chain(const std::vector<std::string>& tokens, const std::vector<int32_
 
 TEST_CASE("a stream of ids gives whole characters only, and what is left at the end as it is or as U+FFFD")
 {
-    const std::vector<std::string> tokens = {"\xe7", "\x99\xba", "\xf0\x9f", "\xa6", "\x99", "\xe7", "a", "\xff", "\xe7\x99", "\xba\xe7\x99\xba\xe7"};
+    const std::vector<std::string> tokens = {"\xe7", "\x99\xba", "\xf0\x9f", "\xa6",     "\x99",
+                                             "\xe7", "a",        "\xff",     "\xe7\x99", "\xba\xe7\x99\xba\xe7"};
     const Opened opened(chain(tokens));
     const Vocabulary& v = opened.model.vocabulary;
     const auto stream = [&](const std::vector<int32_t>& ids, bool replace, Pieces& pieces) {
@@ -438,7 +464,14 @@ TEST_CASE("a stream of ids gives whole characters only, and what is left at the 
         for (const std::string& one : q.list) CHECK(is_utf8(one));
         Pieces broken;
         stream({5, 6, 7, 6, 2, 6}, replace, broken);           // beginnings that are never finished
-        CHECK(broken.all() == (replace ? "\xef\xbf\xbd" "a\xef\xbf\xbd" "a\xef\xbf\xbd\xef\xbf\xbd" "a" : "\xe7" "a\xff" "a\xf0\x9f" "a"));
+        CHECK(broken.all() == (replace ? "\xef\xbf\xbd"
+                                         "a\xef\xbf\xbd"
+                                         "a\xef\xbf\xbd\xef\xbf\xbd"
+                                         "a"
+                                       : "\xe7"
+                                         "a\xff"
+                                         "a\xf0\x9f"
+                                         "a"));
         if (replace)
             for (const std::string& one : broken.list) CHECK(is_utf8(one));
     }
@@ -447,12 +480,15 @@ TEST_CASE("a stream of ids gives whole characters only, and what is left at the 
 TEST_CASE("text that is cut into bytes anywhere comes out in whole characters")
 {
     const Opened opened(with_vocabulary(source_of(vocabulary_named("no_prefix"))));
-    const std::string text = "a\xc3\xb6\xd0\xbf\xe2\x82\xac\xe7\x99\xba\xf0\x9f\xa6\x99\xed\x9f\xbf\xee\x80\x80\xf4\x8f\xbf\xbf" "z";
+    const std::string text =
+        "a\xc3\xb6\xd0\xbf\xe2\x82\xac\xe7\x99\xba\xf0\x9f\xa6\x99\xed\x9f\xbf\xee\x80\x80\xf4\x8f\xbf\xbf"
+        "z";
     for (const bool replace : {false, true}) {
         Decoder d;
         d.replace_invalid = replace;
         Pieces p;
-        for (const char c : text) REQUIRE(detokenize(opened.model.vocabulary, d, 3 + static_cast<unsigned char>(c), Pieces::emit, &p));
+        for (const char c : text)
+            REQUIRE(detokenize(opened.model.vocabulary, d, 3 + static_cast<unsigned char>(c), Pieces::emit, &p));
         CHECK(d.n_pending == 0);
         CHECK(p.all() == text);
         for (const std::string& one : p.list) CHECK(is_utf8(one));
@@ -461,14 +497,16 @@ TEST_CASE("text that is cut into bytes anywhere comes out in whole characters")
     Random r{8};
     for (int i = 0; i < 2000; i++) {
         std::string bytes;
-        const char sample[] = {'a', '\x80', '\xbf', '\xc3', '\xc0', '\xe0', '\xe7', '\xed', '\xf0', '\xf4', '\xf8', '\xff', '\x9f', '\xa0', '\x90'};
+        const char sample[] = {'a',    '\x80', '\xbf', '\xc3', '\xc0', '\xe0', '\xe7', '\xed',
+                               '\xf0', '\xf4', '\xf8', '\xff', '\x9f', '\xa0', '\x90'};
         for (uint32_t n = r.below(12); n; n--) bytes += sample[r.below(sizeof sample)];
         Decoder raw, replaced;
         replaced.replace_invalid = true;
         Pieces a, b;
         for (const char c : bytes) {
             const int32_t id = 3 + static_cast<unsigned char>(c);
-            REQUIRE((detokenize(opened.model.vocabulary, raw, id, Pieces::emit, &a) && detokenize(opened.model.vocabulary, replaced, id, Pieces::emit, &b)));
+            REQUIRE((detokenize(opened.model.vocabulary, raw, id, Pieces::emit, &a) &&
+                     detokenize(opened.model.vocabulary, replaced, id, Pieces::emit, &b)));
         }
         REQUIRE((detokenize_flush(raw, Pieces::emit, &a) && detokenize_flush(replaced, Pieces::emit, &b)));
         CHECK(a.all() == bytes);
@@ -494,7 +532,7 @@ TEST_CASE("the space that was put in front of the text goes, once, and ids outsi
     CHECK_FALSE(detokenize(v, d, ids[0], [](void*, const char*, uint32_t) { return false; }, nullptr));
 }
 
-// ---- The sampler -------------------------------------------------------------------------------------------------------
+// ---- The sampler ----------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -530,12 +568,19 @@ TEST_CASE("top-p keeps the smallest set that reaches p, and at least one token")
 {
     for (const auto& order : {std::vector<double>{0.5, 0.3, 0.2}, {0.2, 0.5, 0.3}, {0.3, 0.2, 0.5}}) {
         const std::vector<float> logits = logits_of(order);
-        for (const auto& [p, n] : {std::make_pair(0.49f, 1u), {0.6f, 2u}, {0.79f, 2u}, {0.81f, 3u}, {1.0f, 3u}, {0.0f, 1u}, {-1.0f, 1u}, {2.0f, 3u}}) {
-            INFO("p " << p);
-            CHECK(survivors(sampler(1, 0, p), logits) == n);
+        for (const auto& c : {std::make_pair(0.49f, 1u),
+                              {0.6f, 2u},
+                              {0.79f, 2u},
+                              {0.81f, 3u},
+                              {1.0f, 3u},
+                              {0.0f, 1u},
+                              {-1.0f, 1u},
+                              {2.0f, 3u}}) {
+            INFO("p " << c.first);
+            CHECK(survivors(sampler(1, 0, c.first), logits) == c.second);
         }
     }
-    std::vector<double> many(1000, 0.001);                     // the sum of a thousand floats is not 1, and yet all stay
+    std::vector<double> many(1000, 0.001); // the sum of a thousand floats is not 1, and yet all stay
     CHECK(survivors(sampler(1), logits_of(many)) == 1000);
     CHECK(survivors(sampler(1, 0, 0.9999999f), logits_of(many)) >= 999);
 }
@@ -612,7 +657,11 @@ TEST_CASE("a logit that is no number is an error, and infinities have a defined 
             CHECK(token == -7);
             CHECK(s.n_recent == 0);
         }
-        for (const auto& row : {std::vector<float>{1, HUGE_VALF, 2, HUGE_VALF}, {-HUGE_VALF, -HUGE_VALF}, {-HUGE_VALF, 1, -HUGE_VALF}, {HUGE_VALF}, {-HUGE_VALF}})
+        for (const auto& row : {std::vector<float>{1, HUGE_VALF, 2, HUGE_VALF},
+                                {-HUGE_VALF, -HUGE_VALF},
+                                {-HUGE_VALF, 1, -HUGE_VALF},
+                                {HUGE_VALF},
+                                {-HUGE_VALF}})
             for (const float p : {1.0f, 0.5f, 0.0f})
                 for (uint64_t seed = 1; seed < 20; seed++) {
                     std::vector<float> logits = row;
@@ -626,7 +675,7 @@ TEST_CASE("a logit that is no number is an error, and infinities have a defined 
     Sampler s;
     int32_t token;
     CHECK(sample(s, nullptr, 0, &token).code == Code::bad_argument);
-    for (const float penalty : {0.0f, HUGE_VALF, -1.0f, nan, 1e-38f}) {                // an odd penalty: an error or a token
+    for (const float penalty : {0.0f, HUGE_VALF, -1.0f, nan, 1e-38f}) { // an odd penalty: an error or a token
         s = sampler(1);
         s.repeat_penalty = penalty;
         s.recent[0] = 1;
@@ -646,7 +695,9 @@ TEST_CASE("a seed gives the sequence that the definition gives, here and everywh
         uint64_t seed;
         const int32_t* want;
     };
-    const Case cases[] = {{sampler(1), 1, numpy::draws_plain}, {sampler(0.75f, 0, 0.9f), 42, numpy::draws_warm}, {sampler(1.5f, 5, 0.8f), 7, numpy::draws_top_k}};
+    const Case cases[] = {{sampler(1), 1, numpy::draws_plain},
+                          {sampler(0.75f, 0, 0.9f), 42, numpy::draws_warm},
+                          {sampler(1.5f, 5, 0.8f), 7, numpy::draws_top_k}};
     for (const Case& c : cases) {
         Sampler s = c.sampler;
         s.seed = c.seed;
@@ -700,7 +751,11 @@ TEST_CASE("the penalty falls on the last 64 tokens, once each")
     CHECK(next({4, 3, 1}) == 1);                               // 0 counts 2 now
     CHECK(next({4, 3, 1.9f}) == 0);                            // 2, 1.5, 1.9
     CHECK(next({4, 3, 2.1f}) == 2);                            // 0 was drawn twice and is halved once
-    CHECK(next({-1, -1.5f, -3}) == 0);                         // negative ones are doubled
+    CHECK(next({-1, -1.5f, -3}) == 0);                         // all are recent: -2, -3, -6
+    s = sampler(0);
+    s.repeat_penalty = 2;
+    CHECK(next({-1, -1.5f}) == 0);
+    CHECK(next({-1, -1.5f}) == 1);                             // negative ones are doubled: -2
     s = sampler(0);
     s.repeat_penalty = 100;
     CHECK(next({4, 3}) == 0);
@@ -717,7 +772,7 @@ TEST_CASE("the penalty falls on the last 64 tokens, once each")
     (void)next({4, 3, 1});
 }
 
-// ---- Generating --------------------------------------------------------------------------------------------------------
+// ---- Generating -----------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -749,7 +804,8 @@ const std::vector<std::string>& letters()
 TEST_CASE("generation stops at the first of several stop ids, which is not shown")
 {
     const Opened opened(chain(letters(), {7, 2}));
-    for (const auto& [start, want, count] : {std::make_tuple(4, "fg", 2u), std::make_tuple(8, "jab", 3u), std::make_tuple(1, "", 0u)}) {
+    for (const auto& [start, want, count] :
+         {std::make_tuple(4, "fg", 2u), std::make_tuple(8, "jab", 3u), std::make_tuple(1, "", 0u)}) {
         Started run(opened.model, plain_options(20));
         GenerateOptions g = greedy(15);
         Talk talk;

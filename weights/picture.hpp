@@ -7,6 +7,9 @@
 
 #include "block.hpp"
 
+#include <cctype>
+#include <cstdlib>
+
 namespace weights {
 
 // ---- Shapes ---------------------------------------------------------------------------------------------------------

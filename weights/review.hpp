@@ -7,6 +7,8 @@
 
 #include "block.hpp"
 
+#include <cmath>
+
 namespace weights {
 
 struct Finding {

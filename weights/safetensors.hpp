@@ -24,6 +24,13 @@ inline std::string shape_text(const Shape& shape)
     return text + ")";
 }
 
+inline uint64_t elements(const Shape& shape)
+{
+    uint64_t n = 1;
+    for (const uint64_t size : shape) n = mul_sat(n, size);
+    return n;
+}
+
 struct StoredTensor {
     enum class Type : uint8_t { f32, f16, bf16, f64, other };
     Type type = Type::other;
@@ -31,12 +38,6 @@ struct StoredTensor {
     Shape shape;
     const unsigned char* data = nullptr;
 
-    uint64_t elements() const
-    {
-        uint64_t n = 1;
-        for (const uint64_t size : shape) n = mul_sat(n, size);
-        return n;
-    }
     // The precision that it keeps in a checkpoint.
     transformer::DType kept() const
     {
@@ -143,7 +144,7 @@ private:
             if (begin > end || end > size)
                 throw Error(where + " ends at byte " + std::to_string(end) + " of " + std::to_string(size) + " bytes of data; the file is truncated or damaged");
             const uint64_t bits = bits_of(t);
-            if (bits && (mul_sat(t.elements(), bits) == UINT64_MAX || mul_sat(t.elements(), bits) != mul_sat(end - begin, 8)))
+            if (bits && (mul_sat(elements(t.shape), bits) == UINT64_MAX || mul_sat(elements(t.shape), bits) != mul_sat(end - begin, 8)))
                 throw Error(where + " of shape " + shape_text(t.shape) + " and type " + printable(t.type_name) + " cannot fill " +
                             std::to_string(end - begin) + " bytes");
             t.data = file->data + 8 + header + begin;

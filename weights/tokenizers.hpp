@@ -153,6 +153,59 @@ inline CodeSet old_punctuation() // as Hugging Face's BertPreTokenizer and Punct
         .add(0x111c9, 0x111c9);
 }
 
+// Words first << 8 | class for Step::clusters: 1 extends a grapheme cluster, 2 precedes its base, 3
+// stands alone.
+inline std::string cluster_classes()
+{
+    CodeSet extends = category("M"), before, alone = category("Cc");
+    for (const auto& [first, last] : {std::pair<uint32_t, uint32_t>{0x102b, 0x102c},
+                                      {0x1038, 0x1038},
+                                      {0x1062, 0x1064},
+                                      {0x1067, 0x106d},
+                                      {0x1083, 0x1083},
+                                      {0x1087, 0x108c},
+                                      {0x108f, 0x108f},
+                                      {0x109a, 0x109c},
+                                      {0x1a61, 0x1a61},
+                                      {0x1a63, 0x1a64},
+                                      {0xaa7b, 0xaa7b},
+                                      {0xaa7d, 0xaa7d},
+                                      {0x11720, 0x11721}})
+        extends.keep(CodeSet().add(first, last).inverted());
+    extends.add(0x200c, 0x200d).add(0xff9e, 0xff9f).add(0x1f3fb, 0x1f3ff).add(0xe0020, 0xe007f);
+    extends.add(0xe33, 0xe33).add(0xeb3, 0xeb3);
+    for (const auto& [first, last] : {std::pair<uint32_t, uint32_t>{0x600, 0x605},
+                                      {0x6dd, 0x6dd},
+                                      {0x70f, 0x70f},
+                                      {0x890, 0x891},
+                                      {0x8e2, 0x8e2},
+                                      {0xd4e, 0xd4e},
+                                      {0x110bd, 0x110bd},
+                                      {0x110cd, 0x110cd},
+                                      {0x111c2, 0x111c3},
+                                      {0x1193f, 0x1193f},
+                                      {0x11941, 0x11941},
+                                      {0x11a3a, 0x11a3a},
+                                      {0x11a84, 0x11a89},
+                                      {0x11d46, 0x11d46},
+                                      {0x11f02, 0x11f02}})
+        before.add(first, last);
+    alone.add(category("Zl")).add(category("Zp")).add(category("Cf"));
+    alone.keep(CodeSet(extends).add(before).inverted());
+    std::map<uint32_t, uint32_t> starts{{0, 0}};
+    uint32_t which = 0;
+    for (const CodeSet* set : {&extends, &before, &alone}) {
+        which++;
+        for (const auto& [first, last] : set->ranges) {
+            starts[first] = which;
+            starts.emplace(last + 1, 0);
+        }
+    }
+    Words out;
+    for (const auto& [first, kind] : starts) out << (first << 8 | kind);
+    return out.bytes;
+}
+
 inline void bert_normal(NormalSteps& steps, bool clean, bool strip_accents, bool lower)
 {
     NormalSteps::Map m;
@@ -445,7 +498,8 @@ private:
                         absent(strip) ? lower : flag(strip), lower);
         } else if (t == "Precompiled") {
             const std::string bytes = base64(text(j->find("precompiled_charsmap")), name_);
-            if (!bytes.empty()) steps_.map(charsmap(bytes, name_), 2);
+            const std::string clusters = cluster_classes();
+            if (!bytes.empty()) steps_.map(charsmap(bytes, name_), 2, &clusters);
         } else if (t == "Prepend") {
             const std::string what = piece(text(j->find("prepend")));
             if (!what.empty()) steps_.prefix(what, 0, false);

@@ -327,13 +327,14 @@ public:
         escape_step,
         collapse_step,
         strip_step,
-        prefix_step,
+        prefix_step, clusters_step,
         late = 0x80000000
     };
 
     // flags: 1 user-defined symbols stay, 2 bytes that are not UTF-8 become U+FFFD, 4 they are
     // dropped.
-    void map(const Map& m, uint32_t flags)
+    // `clusters`: by grapheme clusters, with the words that tell their characters apart.
+    void map(const Map& m, uint32_t flags, const std::string* clusters = nullptr)
     {
         TrieBuilder::Keys keys;
         std::string pool;
@@ -341,8 +342,10 @@ public:
         for (const auto& [from, to] : m) keys[from] = place(to, pool, placed);
         const std::string trie = TrieBuilder::build(keys);
         Words w;
-        w << flags << static_cast<uint32_t>(trie.size() / 4) << trie << pool;
-        step(map_step, w);
+        w << flags << static_cast<uint32_t>(trie.size() / 4);
+        if (clusters) w << static_cast<uint32_t>(clusters->size() / 4);
+        w << trie << (clusters ? *clusters : std::string()) << pool;
+        step(clusters ? clusters_step : map_step, w);
         maps_.push_back(m);
         if (flags & 2) invalid_ = 3;
         for (const auto& [from, to] : m) {
@@ -920,9 +923,13 @@ inline VocabularySource vocabulary_source(const transformer::Vocabulary& v)
     out.added.erase(std::remove_if(out.added.begin(), out.added.end(),
                                    [](const AddedToken& a) { return a.text.empty(); }),
                     out.added.end());
+    // Where the layout follows from the flags, the source had none.
     const uint32_t n_single = v.layout.n ? word(v.layout, 0) : 0;
-    for (uint32_t i = 1; i < v.layout.n; i++)
-        (i <= n_single ? out.layout : out.pair_layout).push_back(word(v.layout, i));
+    const bool own = (v.flags & transformer::vocabulary_doubles_bos) != 0;
+    for (uint32_t i = 1; i < v.layout.n; i++) {
+        if (i > n_single) out.pair_layout.push_back(word(v.layout, i));
+        else if (own) out.layout.push_back(word(v.layout, i));
+    }
     out.normal = raw(v.normal), out.split = raw(v.split), out.classes = raw(v.classes);
     if (v.chat_template) out.chat_template.assign(v.chat_template, v.chat_template_size);
     if (v.labels) out.labels.assign(v.labels, v.labels_size);

@@ -12,7 +12,7 @@ struct Vocabulary {
     uint32_t n_tokens;
     const char* text;                                          // of all tokens, one after the other
     const uint32_t* lengths;
-    const unsigned char* types;                                // 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
+    const unsigned char* types;                                // 1 normal, 2 unknown, 3 control, 4 user defined, 6 byte
     const float* scores;
     const int32_t* ids;                                        // of each text: how many, then the ids
 };
@@ -587,10 +587,14 @@ static const int32_t trained_ids[] = {
 };
 
 static const Vocabulary vocabularies[] = {
-    {"hand_made", true, true, 300, hand_made_text, hand_made_lengths, hand_made_types, hand_made_scores, hand_made_ids},
-    {"no_prefix", true, false, 300, no_prefix_text, no_prefix_lengths, no_prefix_types, no_prefix_scores, no_prefix_ids},
-    {"no_bytes", false, true, 44, no_bytes_text, no_bytes_lengths, no_bytes_types, no_bytes_scores, no_bytes_ids},
-    {"trained", true, true, 430, trained_text, trained_lengths, trained_types, trained_scores, trained_ids},
+    {"hand_made", true, true, 300, hand_made_text, hand_made_lengths,
+     hand_made_types, hand_made_scores, hand_made_ids},
+    {"no_prefix", true, false, 300, no_prefix_text, no_prefix_lengths,
+     no_prefix_types, no_prefix_scores, no_prefix_ids},
+    {"no_bytes", false, true, 44, no_bytes_text, no_bytes_lengths,
+     no_bytes_types, no_bytes_scores, no_bytes_ids},
+    {"trained", true, true, 430, trained_text, trained_lengths,
+     trained_types, trained_scores, trained_ids},
 };
 
 }  // namespace sentencepiece

@@ -1,12 +1,11 @@
-// Start-up of a bare Cortex-M and output through Arm semihosting, without a C library. A board's own start-up and UART take
-// this file's place; what stays is that somebody defines memcpy, memset, memcmp and strlen.
+// Start-up of a bare Cortex-M or RISC-V and output through semihosting, without a C library. A board's own start-up and UART
+// take this file's place; what stays is that somebody defines memcpy, memset, memcmp and strlen.
 #include <stddef.h>
 #include <stdint.h>
 
 extern "C" {
-extern uint32_t stack_bottom[], stack_top[], data_begin[], data_end[], data_in_flash[], bss_begin[], bss_end[];   // cortex-m.ld
+extern uint32_t stack_bottom[], stack_top[], data_begin[], data_end[], data_in_flash[], bss_begin[], bss_end[];   // chip.ld
 [[noreturn]] void reset();
-void fault();
 
 // Also called by code that the compiler makes. Words where both ends are aligned.
 void* memcpy(void* to, const void* from, size_t n)
@@ -47,10 +46,17 @@ int main();
 
 static int semihosting(uint32_t operation, const void* argument)
 {
-    register uint32_t r0 __asm__("r0") = operation;
-    register const void* r1 __asm__("r1") = argument;
-    __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
-    return static_cast<int>(r0);
+#if defined(__riscv)
+    register uint32_t result __asm__("a0") = operation;
+    register const void* parameter __asm__("a1") = argument;
+    __asm__ volatile(".option push\n .option norvc\n .balign 16\n slli zero, zero, 0x1f\n ebreak\n srai zero, zero, 7\n .option pop"
+                     : "+r"(result) : "r"(parameter) : "memory");
+#else
+    register uint32_t result __asm__("r0") = operation;
+    register const void* parameter __asm__("r1") = argument;
+    __asm__ volatile("bkpt 0xab" : "+r"(result) : "r"(parameter) : "memory");
+#endif
+    return static_cast<int>(result);
 }
 
 void put(const char* text, uint32_t n)
@@ -77,12 +83,11 @@ extern "C" void reset()
     *reinterpret_cast<volatile uint32_t*>(0xe000ed88u) |= 0xfu << 20;        // CPACR: switch the FPU on
     __asm__ volatile("dsb\n isb");
 #endif
-#if !defined(__ARM_FEATURE_UNALIGNED)
+#if defined(__arm__) && !defined(__ARM_FEATURE_UNALIGNED)
     *reinterpret_cast<volatile uint32_t*>(0xe000ed14u) |= 1u << 3;           // CCR.UNALIGN_TRP: as strict as an M0
 #endif
-    uint32_t* here;
-    __asm__ volatile("mov %0, sp" : "=r"(here));
-    for (uint32_t* p = stack_bottom; p < here - 16; p++) *p = 0xdeadbeefu;
+    uint32_t* const here = static_cast<uint32_t*>(__builtin_frame_address(0));
+    for (uint32_t* p = stack_bottom; p < here - 32; p++) *p = 0xdeadbeefu;   // paint the stack, but not what is in use
     memcpy(data_begin, data_in_flash, static_cast<size_t>(data_end - data_begin) * 4);
     memset(bss_begin, 0, static_cast<size_t>(bss_end - bss_begin) * 4);
     leave(static_cast<uint32_t>(main()));
@@ -93,6 +98,13 @@ extern "C" [[noreturn]] void report_fault()
     put("fault\n", 6);
     leave(99);
 }
+
+#if defined(__riscv)
+// The first instruction: a stack, the handler of faults, the FPU if there is one.
+__asm__(".section .vectors, \"ax\"\n .option arch, +zicsr\n"
+        "    la sp, stack_top\n la t0, fault\n csrw mtvec, t0\n li t0, 0x2000\n csrs mstatus, t0\n j reset\n"
+        "    .balign 4\n fault: la sp, stack_top\n j report_fault\n .text");
+#else
 extern "C" __attribute__((naked)) void fault()                 // the stack may be what is broken: begin a new one
 {
     __asm__ volatile("ldr r0, =stack_top\n mov sp, r0\n bl report_fault");
@@ -102,3 +114,4 @@ extern "C" __attribute__((naked)) void fault()                 // the stack may 
 __attribute__((section(".vectors"), used)) static void (*const vectors[16])() = {
     reinterpret_cast<void (*)()>(stack_top), reset, fault, fault, fault, fault, fault, fault,
     fault, fault, fault, fault, fault, fault, fault, fault};
+#endif
