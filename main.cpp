@@ -271,8 +271,10 @@ uint64_t physical_memory()
 transformer::Isa isa_named(const Arguments& a)
 {
     using transformer::Isa;
-    const Isa isa = a.isa == "scalar" ? Isa::scalar : a.isa == "neon" ? Isa::neon : a.isa == "avx2" ? Isa::avx2 : a.isa == "avx512" ? Isa::avx512 : Isa::best;
-    if (isa != Isa::best && !transformer::room_available(isa)) throw Failure("--isa " + a.isa + ": this machine does not have it; use best");
+    const Isa isa = a.isa == "scalar" ? Isa::scalar : a.isa == "neon" ? Isa::neon : a.isa == "avx2" ? Isa::avx2
+        : a.isa == "avx512" ? Isa::avx512 : Isa::best;
+    if (isa != Isa::best && !transformer::room_available(isa))
+        throw Failure("--isa " + a.isa + ": this machine does not have it; use best");
     return isa;
 }
 
@@ -320,8 +322,10 @@ void make_session(const Arguments& a, const Loaded& m, const Need& need, Runner*
     o.observer_user = r;
     o.observe_attention = need.attention;
     const uint64_t size = transformer::session_size(m.model, o);
-    const std::string wanted = "a session of " + counted(o.capacity, "position") + " needs " + std::to_string(size) + " bytes of memory";
-    if (size > physical_memory()) throw Failure(wanted + " and this machine has " + std::to_string(physical_memory()) + ": lower --ctx-size");
+    const std::string wanted = "a session of " + counted(o.capacity,
+        "position") + " needs " + std::to_string(size) + " bytes of memory";
+    if (size > physical_memory())
+        throw Failure(wanted + " and this machine has " + std::to_string(physical_memory()) + ": lower --ctx-size");
     try {
         r->memory = weights::AlignedBytes(size);
     } catch (const Failure&) {
@@ -351,7 +355,8 @@ std::string read_file(const std::string& path)                 // a pipe, too
 Text given_text(const Arguments& a)
 {
     const Text word = a.words.size() > 1 ? Text(a.words[1]) : std::nullopt;
-    if (a.prompt.has_value() + a.file.has_value() + word.has_value() > 1) throw Misuse("there are two texts: give one, on the command line, with -i or with -f");
+    if (a.prompt.has_value() + a.file.has_value() + word.has_value() > 1)
+        throw Misuse("there are two texts: give one, on the command line, with -i or with -f");
     return a.file ? Text(read_file(*a.file)) : a.prompt ? a.prompt : word;
 }
 
@@ -424,8 +429,10 @@ struct Prompt {
     {
         const std::string bytes = read_file(path);
         if (bytes.empty() || bytes.size() % (size_t{4} * width))
-            throw Failure(path + ": has " + counted(bytes.size(), "byte") + ", not a multiple of " + std::to_string(width) + " float32 values");
-        for (size_t i = 0; i < bytes.size(); i += 4) values.push_back(weights::load_f32(reinterpret_cast<const unsigned char*>(&bytes[i])));
+            throw Failure(path + ": has " + counted(bytes.size(),
+                "byte") + ", not a multiple of " + std::to_string(width) + " float32 values");
+        for (size_t i = 0; i < bytes.size(); i += 4)
+            values.push_back(weights::load_f32(reinterpret_cast<const unsigned char*>(&bytes[i])));
         count = static_cast<uint32_t>(values.size() / width);
         features = are_features;
     }
@@ -484,7 +491,9 @@ Prompt main_prompt(const Arguments& a, const Loaded& m, bool from_start)
         if (!text && !from_start && !m.cross()) throw Misuse("give --ids, -i/--prompt or --rows");
         if (text) p.ids = tokenized(a, m, *text, !m.cross());
         if (m.cross() || p.ids.empty()) {
-            if (start_token(m) < 0) throw Failure(m.name + ": has no token that begins a text: give a prompt with -i, or --ids where a verb takes them");
+            if (start_token(m) < 0)
+                throw Failure(m.name
+                + ": has no token that begins a text: give a prompt with -i, or --ids where a verb takes them");
             p.ids.insert(p.ids.begin(), start_token(m));
         }
         p.use(p.ids);
@@ -494,7 +503,8 @@ Prompt main_prompt(const Arguments& a, const Loaded& m, bool from_start)
     p.types = a.types;
     p.use_mask(a.mask, "--mask");
     if (m.causal()) {                                          // no real token sees padding that comes after it
-        if (!std::is_sorted(p.mask.rbegin(), p.mask.rend())) throw Failure(m.name + ": is a decoder, so --mask may have zeros at its end only");
+        if (!std::is_sorted(p.mask.rbegin(), p.mask.rend()))
+            throw Failure(m.name + ": is a decoder, so --mask may have zeros at its end only");
         p.mask.clear();
     }
     if (!p.features) require_room(a, m.config(), p.count);
@@ -510,7 +520,8 @@ Prompt source_prompt(const Arguments& a, const Loaded& m)
             throw Failure(m.name + ": is no encoder-decoder, so it takes no source");
         return p;
     }
-    require_one(!a.source_ids.empty() + a.source.has_value() + a.memory.has_value() + a.features.has_value(), "--source-ids, --source, --memory and --features");
+    require_one(!a.source_ids.empty() + a.source.has_value() + a.memory.has_value() + a.features.has_value(),
+        "--source-ids, --source, --memory and --features");
     const Text text = a.source ? a.source : text_is_source(a, m) ? given_text(a) : std::nullopt;
     if (a.memory) {
         p.use_file(*a.memory, m.config().dim, false);
@@ -521,7 +532,8 @@ Prompt source_prompt(const Arguments& a, const Loaded& m)
         p.use_file(*a.features, m.encoder().n_features, true);
     } else {
         if (a.features) throw Failure(m.name + ": takes tokens as its source, not --features");
-        if (a.source_ids.empty() && !text) throw Misuse(m.name + " is an encoder-decoder: give its source with --source-ids, --source or -i");
+        if (a.source_ids.empty() && !text)
+            throw Misuse(m.name + " is an encoder-decoder: give its source with --source-ids, --source or -i");
         p.use(!a.source_ids.empty() ? a.source_ids : tokenized(a, m, *text, true));
         if (!p.count) throw Failure("the source has no tokens");
         require_ids(p.ids, m.encoder());
@@ -547,8 +559,10 @@ void prepare(const Arguments& a, Need need, Prepared* p)
     if ((need.logits || need.generates) && !c.n_outputs)
         throw Failure(p->m.name + ": has no head, so there are no logits; `run hidden` gives its hidden states");
     if (need.generates && !p->m.causal())
-        throw Failure(p->m.name + ": is an encoder and does not generate text; `run logits` and `run hidden` show what it says");
-    if (a.encoder && p->m.causal() && !p->m.encoder().n_layers) throw Failure(p->m.name + ": has no encoder; leave --encoder out");
+        throw Failure(p->m.name
+            + ": is an encoder and does not generate text; `run logits` and `run hidden` show what it says");
+    if (a.encoder && p->m.causal() && !p->m.encoder().n_layers)
+        throw Failure(p->m.name + ": has no encoder; leave --encoder out");
     if (a.encoder && a.memory) throw Misuse("--memory is what comes out of the encoder: give --encoder a source");
     p->encoder = a.encoder && p->m.cross();
     if (!p->encoder) p->prompt = main_prompt(a, p->m, need.from_start);
@@ -562,7 +576,8 @@ void feed_source(Prepared* p, bool is_memory)
 {
     if (!p->m.cross()) return;
     const Input in = p->source.input();
-    check(is_memory ? transformer::set_memory(p->r.session, in.rows, in.count, in.mask) : transformer::encode(p->r.session, in, nullptr), p->m.name);
+    check(is_memory ? transformer::set_memory(p->r.session, in.rows, in.count, in.mask)
+        : transformer::encode(p->r.session, in, nullptr), p->m.name);
 }
 
 // ---- Generation ------------------------------------------------------------------------------------------------------
@@ -616,7 +631,8 @@ struct Generation {
 };
 
 // Feeds the source and the prompt, then samples and feeds back, telling `see` of each new token.
-Generation generate(const Arguments& a, Prepared* p, uint64_t most, transformer::Sampler sampler, const std::function<void(int32_t)>& see)
+Generation generate(const Arguments& a, Prepared* p, uint64_t most, transformer::Sampler sampler,
+    const std::function<void(int32_t)>& see)
 {
     Generation g;
     try {
@@ -990,15 +1006,19 @@ void report(const Arguments& a, const Prepared& p, const Generation& g, uint64_t
     const transformer::Plan& plan = p.r.session.plan;
     const double prompt = g.prompt_end - g.start, rest = g.end - g.prompt_end;
     const uint32_t seen = std::min(p.prompt.count, p.r.session.position); // less if Ctrl-C came during the prompt
-    std::string text = format("prompt %s, %.1f tokens/s; generated %s, %.1f tokens/s; ", counted(seen, "token").c_str(), rate(seen, prompt),
+    std::string text = format("prompt %s, %.1f tokens/s; generated %s, %.1f tokens/s; ", counted(seen, "token").c_str(),
+        rate(seen, prompt),
                               counted(g.ids.size(), "token").c_str(), rate(g.ids.size(), rest));
     text += "weights " + bytes_text(p.m.size) + ", session " + bytes_text(p.r.memory.size) + ", of it cache " +
             bytes_text(plan.at[transformer::n_regions] - plan.at[transformer::region_cache]);
     text += a.temperature > 0 ? "; seed " + std::to_string(seed) + "\n" : "\n";
     if (a.stats)
-        text += format("opened in %.3f s; first token after %.3f s; %.3f ms a token; %s, %s; context %u, cache %s; ended by %s\n", p.m.seconds, prompt,
-                       g.ids.empty() ? 0.0 : 1000 * rest / static_cast<double>(g.ids.size()), counted(p.r.threads, "thread").c_str(),
-                       transformer::room_name(p.r.session), p.r.session.options.capacity, type_name(p.r.session.options.cache), g.stop);
+        text += format("opened in %.3f s; first token after %.3f s; %.3f ms a token; "
+                       "%s, %s; context %u, cache %s; ended by %s\n", p.m.seconds, prompt,
+                       g.ids.empty() ? 0.0 : 1000 * rest / static_cast<double>(g.ids.size()),
+                           counted(p.r.threads, "thread").c_str(),
+                       transformer::room_name(p.r.session), p.r.session.options.capacity, type_name(p.r.session.options.cache),
+                           g.stop);
     std::fputs(text.c_str(), stderr);
 }
 
@@ -1027,8 +1047,10 @@ int run_generate(const Arguments& a)
     transformer::detokenize_flush(decoder, print_piece, &printer);
     if (a.json) {
         JsonObject json;
-        json.add("text", printer.text).add("prompt_tokens", uint64_t{p.prompt.count}).raw("tokens", "[" + joined(g.ids, ", ") + "]");
-        json.add("stop", g.stop).add("seed", seed).add("prompt_seconds", g.prompt_end - g.start).add("seconds", g.end - g.prompt_end);
+        json.add("text", printer.text).add("prompt_tokens", uint64_t{p.prompt.count}).raw("tokens",
+            "[" + joined(g.ids, ", ") + "]");
+        json.add("stop", g.stop).add("seed", seed).add("prompt_seconds", g.prompt_end - g.start).add("seconds",
+            g.end - g.prompt_end);
         printer.out.write(json.text());
     }
     printer.out.write("\n");
@@ -1052,7 +1074,8 @@ int run_tokenize(const Arguments& a)
     Loaded m;
     load_vocabulary(a, &m);
     const Text text = given_text(a);
-    const bool single_bos = !(m.model.vocabulary.flags & transformer::vocabulary_doubles_bos);   // as the model's own tokenizer does
+    // as the model's own tokenizer does
+    const bool single_bos = !(m.model.vocabulary.flags & transformer::vocabulary_doubles_bos);
     return print(joined(tokenized(a, m, text ? *text : read_stream(stdin, "stdin"), true, single_bos), " ") + "\n");
 }
 
@@ -1071,7 +1094,8 @@ int run_detokenize(const Arguments& a)
     // SentencePiece's own decoding leaves control tokens out, that of the other kinds writes them.
     decoder.special = v.kind == VocabularyKind::byte_bpe || v.kind == VocabularyKind::wordpiece;
     for (const int32_t id : ids) {
-        if (static_cast<uint32_t>(id) >= v.n_tokens) throw Failure(format("%d is no token id: the vocabulary has ids 0 to %u", id, v.n_tokens - 1));
+        if (static_cast<uint32_t>(id) >= v.n_tokens)
+            throw Failure(format("%d is no token id: the vocabulary has ids 0 to %u", id, v.n_tokens - 1));
         transformer::detokenize(v, decoder, id, print_piece, &printer);
     }
     transformer::detokenize_flush(decoder, print_piece, &printer);
@@ -1361,7 +1385,8 @@ int run_greedy(const Arguments& a)
 }
 
 // Logits of all rows that a prompt gives, in pieces of one batch.
-void forward_rows(Runner* r, const Prompt& prompt, const std::string& name, const std::function<void(const float*, uint32_t)>& see)
+void forward_rows(Runner* r, const Prompt& prompt, const std::string& name,
+    const std::function<void(const float*, uint32_t)>& see)
 {
     const transformer::Options& o = r->session.options;
     const Input whole = prompt.input();
@@ -1397,7 +1422,8 @@ int run_logits(const Arguments& a)
 void require_layer(const Arguments& a, const Prepared& p, uint64_t least)
 {
     if (a.layer && (*a.layer < least || *a.layer > p.config().n_layers))
-        throw Failure("--layer " + std::to_string(*a.layer) + ": the blocks have the numbers 1 to " + std::to_string(p.config().n_layers) +
+        throw Failure("--layer " + std::to_string(*a.layer) + ": the blocks have the numbers 1 to "
+            + std::to_string(p.config().n_layers) +
                       (least ? "" : ", and 0 is what enters the first"));
 }
 // Everything through the stacks once, for what `see` sees of the one that is asked for.
@@ -1435,11 +1461,13 @@ int run_attention(const Arguments& a)
     need.attention = true;
     prepare(a, need, &p);
     require_layer(a, p, 1);
-    const uint32_t heads = p.config().n_heads, t = p.config().n_frames ? p.config().n_frames / 2 : p.encoder ? p.source.count : p.prompt.count;
+    const uint32_t heads = p.config().n_heads, t = p.config().n_frames ? p.config().n_frames / 2 : p.encoder ? p.source.count
+        : p.prompt.count;
     std::vector<float> values(size_t{heads} * t * t);
     watch(a, &p, [&](const Event& e) {
         if (e.kind != Event::attention_row || e.cross || e.layer + 1 != *a.layer) return;
-        if (e.head >= heads || e.position >= t || uint64_t{e.first_key} + e.rows.dim > t) throw Failure("an attention row has no place in (heads, T, S)");
+        if (e.head >= heads || e.position >= t || uint64_t{e.first_key} + e.rows.dim > t)
+            throw Failure("an attention row has no place in (heads, T, S)");
         std::copy_n(e.rows.data, e.rows.dim, &values[(size_t{e.head} * t + e.position) * t + e.first_key]);
     });
     if (a.svg) {
@@ -1459,15 +1487,19 @@ int run_perplexity(const Arguments& a)
 {
     Loaded m;
     load(a, &m);
-    if (!m.causal() || m.cross() || !m.config().n_outputs) throw Failure(m.name + ": is no decoder with a head, and perplexity is for these");
+    if (!m.causal() || m.cross() || !m.config().n_outputs)
+        throw Failure(m.name + ": is no decoder with a head, and perplexity is for these");
     if ((a.words.size() > 1) != a.ids.empty()) throw Misuse("name the FILE to read or give --ids");
     const transformer::Vocabulary& v = m.model.vocabulary;
     const std::vector<int32_t> ids = a.ids.empty() ? tokenized(a, m, read_file(a.words[1]), false) : a.ids;
     require_ids(ids, m.config());
     const bool bos = a.ids.empty() && !a.no_add_special && v.bos >= 0 && (v.flags & transformer::vocabulary_add_bos);
-    if (ids.size() + bos < 2) throw Failure("perplexity needs two tokens at least, and there is " + std::to_string(ids.size() + bos));
+    if (ids.size() + bos < 2)
+        throw Failure("perplexity needs two tokens at least, and there is " + std::to_string(ids.size() + bos));
     const uint32_t longest = context(a, m.config()), window = a.window ? a.window : longest;
-    if (window > longest) throw Failure(format("--window %u is more than the context of %u positions: lower it or raise --ctx-size", window, longest));
+    if (window > longest)
+        throw Failure(format("--window %u is more than the context of %u positions: lower it or raise --ctx-size", window,
+        longest));
     Need need;
     need.positions = static_cast<uint32_t>(std::min<uint64_t>(window, ids.size() + bos));
     need.all_logits = true;
@@ -1479,7 +1511,8 @@ int run_perplexity(const Arguments& a)
         const size_t end = std::min(ids.size(), at + window - bos);
         Prompt p;
         if (bos) p.ids.push_back(v.bos);
-        p.ids.insert(p.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(at), ids.begin() + static_cast<std::ptrdiff_t>(end));
+        p.ids.insert(p.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(at),
+            ids.begin() + static_cast<std::ptrdiff_t>(end));
         p.use(p.ids);
         at = end;
         size_t next = 1;                                       // the id that the coming row predicts
@@ -1494,7 +1527,8 @@ int run_perplexity(const Arguments& a)
     JsonObject json;
     json.add("nll", nll).add("perplexity", std::exp(nll)).add("tokens", scored).add("window", uint64_t{window});
     if (a.json) return print(json.add("windows", windows).add("window_rule", rule).text() + "\n");
-    return print(format("nll %.6f, perplexity %.4f, %s; %s of at most %u tokens, %s\n", nll, std::exp(nll), counted(scored, "token").c_str(),
+    return print(format("nll %.6f, perplexity %.4f, %s; %s of at most %u tokens, %s\n", nll, std::exp(nll),
+        counted(scored, "token").c_str(),
                         counted(windows, "window").c_str(), window, rule.c_str()));
 }
 
@@ -1564,7 +1598,8 @@ Prompt any_prompt(const Config& c, uint32_t count)
     Prompt p;
     p.count = count;
     p.features = c.n_features != 0;
-    for (uint32_t i = 0; c.vocab_size && i < count; i++) p.ids.push_back(static_cast<int32_t>((i * uint64_t{7919} + 3) % c.vocab_size));
+    for (uint32_t i = 0; c.vocab_size && i < count; i++)
+        p.ids.push_back(static_cast<int32_t>((i * uint64_t{7919} + 3) % c.vocab_size));
     if (!c.vocab_size) p.values.assign(size_t{count} * (p.features ? c.n_features : c.dim), 0.01f);
     return p;
 }
@@ -1579,7 +1614,8 @@ int run_bench(const Arguments& a)
     const Config& first = encodes ? m.encoder() : m.config();
     const uint32_t most = context(a, m.config()), n_prefill = first.n_frames ? first.n_frames : std::min(a.prefill, most);
     const uint32_t n_decode = m.causal() ? std::min(a.decode, most) : 0;
-    if (std::max(a.prefill, a.decode) > most) say("--prefill and --decode are cut to the context of " + counted(most, "position"));
+    if (std::max(a.prefill, a.decode) > most)
+        say("--prefill and --decode are cut to the context of " + counted(most, "position"));
     const Prompt prefill = any_prompt(first, n_prefill), decode = any_prompt(m.config(), n_decode);
     Need need;
     need.positions = std::max(n_prefill, n_decode);
@@ -1587,9 +1623,11 @@ int run_bench(const Arguments& a)
     need.cache = DType::f16;
     Runner r;
     make_session(a, m, need, &r);
-    if (m.cross() && !encodes) check(transformer::set_memory(r.session, any_prompt(m.config(), 1).input().rows, 1, nullptr), m.name);
+    if (m.cross() && !encodes)
+        check(transformer::set_memory(r.session, any_prompt(m.config(), 1).input().rows, 1, nullptr), m.name);
     const Timing in = timed(n_prefill, a.repeat, &r.session, [&] {
-        return encodes ? transformer::encode(r.session, prefill.input(), nullptr) : transformer::forward(r.session, prefill.input(), nullptr);
+        return encodes ? transformer::encode(r.session, prefill.input(), nullptr)
+            : transformer::forward(r.session, prefill.input(), nullptr);
     });
     const Timing out = timed(n_decode, a.repeat, &r.session, [&] {
         Status status;
@@ -1606,7 +1644,8 @@ int run_bench(const Arguments& a)
     if (a.json) {
         JsonObject json;
         const auto add = [&](const std::string& what, const Timing& t) {
-            json.add(what + "_tokens", uint64_t{t.tokens}).add(what + "_tokens_per_s", t.median()).add(what + "_tokens_per_s_best", t.best());
+            json.add(what + "_tokens", uint64_t{t.tokens}).add(what + "_tokens_per_s",
+                t.median()).add(what + "_tokens_per_s_best", t.best());
         };
         json.add("model", m.name);
         add("prefill", in);
@@ -1615,9 +1654,11 @@ int run_bench(const Arguments& a)
         json.add("bytes_per_token", bytes).add("weights_bytes", m.size).add("session_bytes", r.memory.size);
         return print(json.text() + "\n");
     }
-    const auto line = [](const char* what, const Timing& t) { return format("%s of %u: %.1f tokens/s (best %.1f)\n", what, t.tokens, t.median(), t.best()); };
+    const auto line = [](const char* what, const Timing& t) {
+        return format("%s of %u: %.1f tokens/s (best %.1f)\n", what, t.tokens, t.median(), t.best()); };
     return print(line("prefill", in) + (n_decode ? line("decode", out) : "") +
-                 format("median of %u; %s of weights a token; %s, %s, cache %s\n", a.repeat, bytes_text(bytes).c_str(), counted(r.threads, "thread").c_str(), isa, cache));
+                 format("median of %u; %s of weights a token; %s, %s, cache %s\n", a.repeat, bytes_text(bytes).c_str(),
+                     counted(r.threads, "thread").c_str(), isa, cache));
 }
 
 int run_import(const Arguments& a)
@@ -1630,7 +1671,8 @@ int run_import(const Arguments& a)
         const int percent = static_cast<int>(100.0 * static_cast<double>(done) / static_cast<double>(total));
         if (!bar || percent == shown) return;
         shown = percent;
-        std::fprintf(stderr, "\r[%-50s] %3d %%%s", std::string(static_cast<size_t>(percent / 2), '#').c_str(), percent, done == total ? "\n" : "");
+        std::fprintf(stderr, "\r[%-50s] %3d %%%s", std::string(static_cast<size_t>(percent / 2), '#').c_str(), percent,
+            done == total ? "\n" : "");
     };
     const uint64_t bytes = weights::checkpoint_size(m.source, o);
     weights::write_to_file(m.source, o, target);
@@ -1649,18 +1691,23 @@ const Verb verbs[] = {
     {"", v_run, "MODEL [-i TEXT] [-n 256] [-t 1.0] [-p 0.9] [-s SEED] [options]", "generate text", 1, 1, run_generate},
     {"chat", v_chat, "MODEL [-y TEXT] [options]", "chat with the model's own template", 1, 1, run_chat},
     {"embed", v_embed, "MODEL [TEXT...]", "one vector a text, or a line of stdin", 1, SIZE_MAX, run_embed},
-    {"logits", v_logits, "MODEL --ids 1,2,3 [--all] [--out FILE]", "raw float32 logits of the last position, or of all", 1, 1, run_logits},
-    {"hidden", v_hidden, "MODEL --ids 1,2,3 [--layer N] [--encoder] [--out FILE]", "raw float32 hidden states, (T, dim)", 1, 1, run_hidden},
-    {"attention", v_attention, "MODEL --ids 1,2,3 --layer N [--svg FILE]", "raw float32 attention weights, (heads, T, S)", 1, 1, run_attention},
+    {"logits", v_logits, "MODEL --ids 1,2,3 [--all] [--out FILE]", "raw float32 logits of the last position, or of all", 1, 1,
+        run_logits},
+    {"hidden", v_hidden, "MODEL --ids 1,2,3 [--layer N] [--encoder] [--out FILE]", "raw float32 hidden states, (T, dim)", 1, 1,
+        run_hidden},
+    {"attention", v_attention, "MODEL --ids 1,2,3 --layer N [--svg FILE]", "raw float32 attention weights, (heads, T, S)", 1,
+        1, run_attention},
     {"next", v_next, "MODEL TEXT", "the ten likeliest next tokens", 1, 2, run_next},
     {"fill", v_fill, "MODEL TEXT", "what may stand for each [MASK]", 2, 2, run_fill},
     {"classify", v_classify, "MODEL TEXT [--pair TEXT]", "class labels with probabilities", 2, 2, run_classify},
     {"greedy", v_greedy, "MODEL --ids 1,2,3 [-n 256] [--ignore-eos]", "the ids that greedy decoding appends", 1, 1, run_greedy},
     {"tokenize", v_tokenize, "MODEL [TEXT]", "the ids of a text, or of stdin", 1, 2, run_tokenize},
     {"detokenize", v_detokenize, "MODEL ID...", "the text of ids, every byte of it and no more", 1, SIZE_MAX, run_detokenize},
-    {"perplexity", v_perplexity, "MODEL FILE [--window N]", "how well it predicts a text, in windows without overlap", 1, 2, run_perplexity},
+    {"perplexity", v_perplexity, "MODEL FILE [--window N]", "how well it predicts a text, in windows without overlap", 1, 2,
+        run_perplexity},
     {"bench", v_bench, "MODEL [--prefill 512] [--decode 128] [--threads N]", "tokens per second", 1, 1, run_bench},
-    {"info", v_info, "MODEL [--json] [--svg FILE]", "what a model or a config.json is and what memory it needs", 1, 1, run_info},
+    {"info", v_info, "MODEL [--json] [--svg FILE]", "what a model or a config.json is and what memory it needs", 1, 1,
+        run_info},
     {"review", v_review, "MODEL [--json]", "the block held against today's defaults", 1, 1, run_review},
     {"import", v_import, "SOURCE OUT [--type q8_0] [--header FILE]", "write a checkpoint that opens at once", 2, 2, run_import},
 };
@@ -1670,9 +1717,11 @@ std::string help(const Verb& verb)
 {
     std::string text = "usage: " + usage(verb) + "\n" + verb.help + "\n\n";
     for (const Option& o : options)
-        if (o.verbs & verb.bit) text += format("  %-40s %s\n", (spelling(o) + (o.value ? std::string(" ") + o.value : "")).c_str(), o.help);
+        if (o.verbs & verb.bit)
+            text += format("  %-40s %s\n", (spelling(o) + (o.value ? std::string(" ") + o.value : "")).c_str(), o.help);
     if (*verb.name) return text;
-    text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin or a Hugging Face folder.\nOther verbs (`run VERB -h` tells more):\n";
+    text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin or a Hugging Face folder.\n"
+            "Other verbs (`run VERB -h` tells more):\n";
     for (const Verb& v : verbs)
         if (*v.name && v.work) text += format("  %-70s %s\n", usage(v).c_str(), v.help);
     return text;
@@ -1683,7 +1732,8 @@ int run(const Verb& verb, const std::vector<std::string>& words)
     if (!verb.work) throw Failure(std::string("this version does not have ") + verb.name);
     const Arguments a = parse(verb, words);
     if (a.help) return print(help(verb));
-    if (a.version) return print(format("transformer.hpp %s, checkpoint format %u\n", TRANSFORMER_VERSION, TRANSFORMER_FORMAT_VERSION));
+    if (a.version)
+        return print(format("transformer.hpp %s, checkpoint format %u\n", TRANSFORMER_VERSION, TRANSFORMER_FORMAT_VERSION));
     return verb.work(a);
 }
 
@@ -1695,7 +1745,8 @@ void prepare_process()
     _setmode(_fileno(stdout), 0x8000);
 #else
     std::signal(SIGPIPE, SIG_IGN);
-    int descriptor;                                            // a closed stdout must not become the number of a file that we open
+    // a closed stdout must not become the number of a file that we open
+    int descriptor;
     while ((descriptor = ::open("/dev/null", O_RDWR)) >= 0 && descriptor <= 2) {}
     if (descriptor > 2) ::close(descriptor);
 #endif

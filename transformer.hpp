@@ -39,10 +39,10 @@
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                   105   y = W x + b, shared out over threads
-//     >> 18 Rooms                      260   an ISA is one struct of words
-//     >> 19 Kernels                    560   written once over the words
+//     >> 18 Rooms                      410   an ISA is one struct of words
+//     >> 19 Kernels                    620   written once over the words
 //   Part IV   Bytes
-//     >> 20 Checkpoint                 440   the flat file: layout, checks, open, start
+//     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
 //     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
@@ -121,14 +121,16 @@ namespace TRANSFORMER_NAMESPACE {
 // Parts of the family that a small chip may leave out: TRANSFORMER_FEATURES is a mask of these bits.
 // open() refuses a checkpoint that needs one.
 enum class Feature : uint32_t {
-    layer_norm = 1, experts = 4, mla = 8, cross = 16, relative = 64, softcap = 128, dense_weights = 256, quantised_weights = 512,
+    layer_norm = 1, experts = 4, mla = 8, cross = 16, relative = 64, softcap = 128, dense_weights = 256,
+        quantised_weights = 512,
     sampling = 1024, qk_norm = 4096
 };
-constexpr bool has(Feature f) { return (TRANSFORMER_FEATURES & static_cast<uint32_t>(f)) != 0; }
+static constexpr bool has(Feature f) { return (TRANSFORMER_FEATURES & static_cast<uint32_t>(f)) != 0; }
 
 // >> 2 Status ---------------------------------------------------------------------------------------------------------
 // Every function that can fail returns one. `text` is static and says what is wrong, `field` names the field or tensor ("" if
-// none), `where` is the byte offset, index or number that it speaks of (0 if none). The library never prints, exits, aborts, throws or allocates.
+// none), `where` is the byte offset, index or number that it speaks of (0 if none). The library never prints, exits, aborts,
+// throws or allocates.
 enum class Code : uint8_t {
     ok, not_a_checkpoint, bad_version, truncated, bad_config, bad_tensor, missing_tensor, bad_vocabulary, misaligned,
     memory_too_small, bad_argument, session_full, bad_token, no_memory_rows, not_a_number, cancelled, file_error,
@@ -160,7 +162,8 @@ enum : uint32_t {                                              // Config::flags
     flag_scale_expert_input = 64,   // Llama 4: the router's weight multiplies the expert's input, not its output
     flag_group_top2 = 128,          // DeepSeek-V3: a group's score is the sum of its two best experts, else its best
     flag_cross = 256,               // the layers have cross attention: this is an encoder-decoder's decoder
-    flag_normalise = 512            // without a head: the pooled rows of a text are scaled to length 1 (embed of the command line)
+    // without a head: the pooled rows of a text are scaled to length 1 (embed of the command line)
+    flag_normalise = 512
 };
 enum : uint8_t {                                               // the byte of each layer in Stack::layer_flags
     layer_local = 1,                // window and chunk hold in this layer
@@ -239,16 +242,17 @@ struct Tensor {
     constexpr explicit operator bool() const { return data != nullptr; }
 };
 constexpr uint32_t n_dtypes = 7;
-constexpr bool is_quantised(DType t) { return t == DType::q8_0 || t == DType::q4_0 || t == DType::q4_1; }
-constexpr uint64_t round_up(uint64_t n, uint64_t m) { return (n + m - 1) / m * m; }
+static constexpr bool is_quantised(DType t) { return t == DType::q8_0 || t == DType::q4_0 || t == DType::q4_1; }
+static constexpr uint64_t round_up(uint64_t n, uint64_t m) { return (n + m - 1) / m * m; }
 
 // Bytes of one 16-row tile of 32 columns (quantised) or of one value (plain).
-constexpr uint32_t unit_bytes(DType t)
+static constexpr uint32_t unit_bytes(DType t)
 {
-    return t == DType::q8_0 ? 544 : t == DType::q4_0 ? 288 : t == DType::q4_1 ? 320 : t == DType::f32 ? 4 : t == DType::u8 ? 1 : 2;
+    return t == DType::q8_0 ? 544 : t == DType::q4_0 ? 288 : t == DType::q4_1 ? 320 : t == DType::f32 ? 4 : t == DType::u8
+        ? 1 : 2;
 }
 // Bytes of one (rows, cols) matrix. Exact in 64 bits for any 32-bit rows and cols below 2^31.
-constexpr uint64_t matrix_bytes(DType t, uint64_t rows, uint64_t cols)
+static constexpr uint64_t matrix_bytes(DType t, uint64_t rows, uint64_t cols)
 {
     return is_quantised(t) ? round_up(rows, 16) / 16 * (round_up(cols, 32) / 32) * unit_bytes(t) : rows * cols * unit_bytes(t);
 }
@@ -278,7 +282,8 @@ struct Rows {                                                  // activations: `
 // Sharing (a tied head, one norm for two branches) is one tensor bound twice.
 struct Linear { Tensor w, b; };                                // y = W x + b: w (out, in), b (out)
 struct Norm { Tensor w, b; };                                  // w (n): gain; b (n): shift
-struct NormSlots { Norm pre, post, out; };                     // x = out(x + post(f(pre(x)))): which are filled is the architecture
+// x = out(x + post(f(pre(x)))): which are filled is the architecture
+struct NormSlots { Norm pre, post, out; };
 
 struct Attention {
     Linear wq, wk, wv, wo;          // (H d, D), (K d, D), (K dv, D), (D, H dv)
@@ -328,7 +333,8 @@ struct Stack {                      // an encoder or a decoder
 enum class VocabularyKind : uint32_t { none, sentencepiece_bpe, byte_bpe, unigram, wordpiece };
 enum class TokenType : uint8_t { normal, unknown, control, user_defined, byte, unused };
 enum class Chunk : uint32_t {
-    info = 1,           // kind, flags, n_tokens, bos, eos, unknown, pad, separator, classify, mask (absent: -1); growth of text that
+    // kind, flags, n_tokens, bos, eos, unknown, pad, separator, classify, mask (absent: -1); growth of text that
+    info = 1,
                         // is normalised (bytes, characters), longest word, f32: score of the unknown, of a symbol's byte
     stop,               // ids that end a turn
     offsets,            // n_tokens + 1 words: where each token's bytes begin in `text`
@@ -344,7 +350,8 @@ enum class Chunk : uint32_t {
     split,              // pre-tokeniser: automata {flags, n words, words}
     classes,            // its classes of characters: 128 bytes for ASCII, then words first << 8 | class, ascending
     added,              // n, n x (id, flags), then a trie: text -> index of these
-    layout              // n, then n words for a text alone, the rest for a pair: id + type << 24, 0xffffff: text, 0xfffffe: second text
+    // n, then n words for a text alone, the rest for a pair: id + type << 24, 0xffffff: text, 0xfffffe: second text
+    layout
 };
 enum : uint32_t {                                              // Vocabulary::flags
     vocabulary_add_bos = 1, vocabulary_add_eos = 2,            // what the layout does, for those who ask
@@ -467,18 +474,21 @@ struct Group {
 constexpr uint32_t attention_block = 128;                      // positions; part of the numbers, not a tuning knob
 constexpr uint32_t attention_rows = 4;                         // queries that share a pass over the keys
 
-constexpr uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
-constexpr bool is_causal(const Config& c) { return (c.flags & flag_causal) != 0; }
+static constexpr uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static constexpr bool is_causal(const Config& c) { return (c.flags & flag_causal) != 0; }
 // Bytes of one layer's keys and values for n positions: for each kv head K in tiles of 16 positions, [pos / 16][d][16], then
 // V in rows, [pos][dv].
-constexpr uint64_t kv_head_bytes(const Config& c, uint64_t n, DType type)
+static constexpr uint64_t kv_head_bytes(const Config& c, uint64_t n, DType type)
 {
     return round_up(round_up(n, 16) * (uint64_t{c.head_dim} + c.v_head_dim) * unit_bytes(type), 64);
 }
-constexpr uint64_t query_width(const Config& c) { return uint64_t{c.n_heads} * c.head_dim; }
-constexpr uint64_t mixed_width(const Config& c) { return uint64_t{c.n_heads} * c.v_head_dim; }
-constexpr uint64_t widest_hidden(const Config& c) { return larger(larger(c.hidden_dim, c.dense_hidden_dim), c.shared_hidden_dim); }
-constexpr uint64_t widest_input(const Config& c)               // the longest row that a matrix of this stack reads
+static constexpr uint64_t query_width(const Config& c) { return uint64_t{c.n_heads} * c.head_dim; }
+static constexpr uint64_t mixed_width(const Config& c) { return uint64_t{c.n_heads} * c.v_head_dim; }
+static constexpr uint64_t widest_hidden(const Config& c)
+{
+    return larger(larger(c.hidden_dim, c.dense_hidden_dim), c.shared_hidden_dim);
+}
+static constexpr uint64_t widest_input(const Config& c)               // the longest row that a matrix of this stack reads
 {
     const uint64_t conv = c.n_features ? 3 * larger(c.dim, c.n_features) : 0;
     const uint64_t heads = larger(mixed_width(c), uint64_t{c.n_heads} * c.mla_v_head_dim);
@@ -486,18 +496,18 @@ constexpr uint64_t widest_input(const Config& c)               // the longest ro
     return larger(larger(larger(c.dim, c.embedding_dim), larger(widest_hidden(c), heads)), larger(conv, latent));
 }
 // T of one stack: a causal one takes batches, another needs its whole input at once.
-constexpr uint64_t batch_rows(const Config& c, const Options& o, bool source)
+static constexpr uint64_t batch_rows(const Config& c, const Options& o, bool source)
 {
     const uint64_t whole = source && o.source_capacity ? o.source_capacity : o.capacity;
     return c.n_frames ? c.n_frames : is_causal(c) && o.batch < whole ? o.batch : whole;
 }
-constexpr uint64_t source_rows(const Config& encoder, const Options& o)
+static constexpr uint64_t source_rows(const Config& encoder, const Options& o)
 {
     return encoder.n_layers && encoder.n_frames ? encoder.n_frames / 2 : o.source_capacity ? o.source_capacity : o.capacity;
 }
 
 // Bytes that one stack needs in a region when it runs t rows at once.
-constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
+static constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
 {
     const uint64_t e = larger(c.dim, c.embedding_dim), mla = c.kv_lora_rank != 0;
     switch (r) {
@@ -507,7 +517,8 @@ constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
     case region_k: return 4 * t * c.n_kv_heads * c.head_dim;
     case region_v: return 4 * t * c.n_kv_heads * c.v_head_dim;
     case region_mixed: return 4 * t * mixed_width(c);
-    case region_latent: return mla * 4 * t * (c.q_lora_rank + uint64_t{c.n_heads} * larger(c.rope_dim + c.nope_head_dim, c.mla_v_head_dim));
+    case region_latent: return mla * 4 * t * (c.q_lora_rank + uint64_t{c.n_heads} * larger(c.rope_dim + c.nope_head_dim,
+        c.mla_v_head_dim));
     case region_head: return mla * 4 * t * (uint64_t{c.kv_lora_rank} + larger(c.nope_head_dim, c.mla_v_head_dim));
     case region_state: return 8 * t * c.n_heads;
     case region_up: case region_gate: return 4 * t * widest_hidden(c);
@@ -520,7 +531,7 @@ constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
     }
 }
 
-constexpr Plan plan(const Config& main, const Config& encoder, const Options& o)
+static constexpr Plan plan(const Config& main, const Config& encoder, const Options& o)
 {
     Plan p;
     const uint64_t t = batch_rows(main, o, false), source = main.flags & flag_cross ? source_rows(encoder, o) : 0;
@@ -534,7 +545,8 @@ constexpr Plan plan(const Config& main, const Config& encoder, const Options& o)
         if (r == region_mask) n = larger(source, t_encoder);
         if (r == region_logits) n = 4 * logit_rows * main.n_outputs;
         if (r == region_cache)
-            n = larger(main.n_kv_heads * kv_head_bytes(main, is_causal(main) ? o.capacity : t, o.cache) * (is_causal(main) ? main.n_layers : 1),
+            n = larger(main.n_kv_heads * kv_head_bytes(main, is_causal(main) ? o.capacity : t,
+                o.cache) * (is_causal(main) ? main.n_layers : 1),
                        encoder.n_layers ? encoder.n_kv_heads * kv_head_bytes(encoder, t_encoder, o.cache) : 0);
         if (r == region_cross && source) n = uint64_t{main.n_layers} * main.n_kv_heads * kv_head_bytes(main, source, o.cache);
         p.at[i + 1] = p.at[i] + round_up(n, 64);
@@ -542,7 +554,7 @@ constexpr Plan plan(const Config& main, const Config& encoder, const Options& o)
     return p;
 }
 // Exact bytes of a session, at compile time too: static unsigned char memory[session_size(config, options)];
-constexpr uint64_t session_size(const Config& main, const Options& o) { return plan(main, Config{}, o).at[n_regions]; }
+static constexpr uint64_t session_size(const Config& main, const Options& o) { return plan(main, Config{}, o).at[n_regions]; }
 
 struct Kernels;                                                // one room's functions, see >> 17 Products
 struct Session {
@@ -643,7 +655,8 @@ struct GenerateOptions {
     bool ignore_stop = false;
     int32_t* tokens = nullptr;      // max_tokens ids are written here if given
 };
-TRANSFORMER_API Status generate(Session& session, const int32_t* ids, uint32_t n, GenerateOptions& options, Emit emit, void* user,
+TRANSFORMER_API Status generate(Session& session, const int32_t* ids, uint32_t n, GenerateOptions& options, Emit emit,
+    void* user,
                                 uint32_t* generated = nullptr);
 
 TRANSFORMER_API const char* room_name(const Session& session); // "scalar", "neon", "avx2", "avx512"
@@ -655,8 +668,10 @@ struct File {
     const void* data = nullptr;
     uint64_t size = 0;
 };
+#ifndef TRANSFORMER_NO_STDIO
 TRANSFORMER_API Status map_file(const char* path, File* file);
 TRANSFORMER_API void unmap_file(File* file);
+#endif
 
 // Scalar definitions of the formats, for importers and tests. A row is written or read as f32; quantised matrices go by
 // tiles of 16 rows (missing ones zero), since that is how they are stored.
@@ -745,13 +760,15 @@ struct Kernels {
     // y[t][row] = W x[t] + b for the rows of tiles first .. last - 1 of a (rows, cols) matrix; x: n rows of floats or Groups
     void (*product[n_dtypes])(const struct ProductJob& job);
     void (*quantise)(const float* x, uint32_t n, Group* out);                           // a row of n floats
-    void (*normalise)(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps, float* y);
+    void (*normalise)(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps,
+        float* y);
     void (*activate)(Activation kind, float* x, uint64_t n);
     void (*multiply)(float* x, const float* y, uint64_t n);                             // x *= y
     void (*add)(float* x, const float* y, float scale, uint64_t n);                     // x += scale y
     float (*dot)(const float* x, const unsigned char* w, uint32_t n);                   // w: f32 of the checkpoint
     // one block of attention for n queries: scores (n, 128) = q k', weights p and their maximum and sum, values p v
-    void (*scores)(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles, float* s);
+    void (*scores)(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles,
+        float* s);
     void (*softmax)(float* s, uint32_t n_tiles, float* m, float* l);
     void (*mix)(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out);
     void (*merge)(float* x, float a, const float* y, float b, uint32_t n);              // x = a x + b y
@@ -866,7 +883,8 @@ static Status check_input(const Stack& stack, const Input& in, uint64_t room)
 {
     const Config& c = stack.config;
     if (!in.count || (!in.tokens && !in.rows && !in.features)) return {Code::bad_argument, "no input", "count", in.count};
-    if (in.features && in.count != c.n_frames) return {Code::bad_argument, "the model needs another number of frames", "features", c.n_frames};
+    if (in.features && in.count != c.n_frames)
+        return {Code::bad_argument, "the model needs another number of frames", "features", c.n_frames};
     if (!in.features && c.n_features) return {Code::bad_argument, "this encoder takes features", "features", 0};
     if (in.count > room) return {Code::session_full, "the input is longer than what is left of the session", "count", in.count};
     if (in.tokens && !in.rows && !in.features) {
@@ -889,7 +907,8 @@ TRANSFORMER_API Status forward(Session& s, const Input& in, float** logits)
     const uint32_t before = causal ? s.position : 0;
     if (Status status = check_input(s.model->main, in, causal ? s.options.capacity - before : rows); !status) return status;
     if (c.flags & flag_cross && !s.source_count) return {Code::no_memory_rows, "encode() or set_memory() comes first", "", 0};
-    if (s.options.all_logits && in.count > rows) return {Code::bad_argument, "with all_logits a forward takes at most options.batch tokens", "count", in.count};
+    if (s.options.all_logits && in.count > rows)
+        return {Code::bad_argument, "with all_logits a forward takes at most options.batch tokens", "count", in.count};
     s.rope_long = c.rope_long_from && before + in.count > c.rope_long_from;
     s.mask = causal ? nullptr : in.mask;
     s.base = before;
@@ -966,7 +985,10 @@ static void residual(const Session& s, Rows x, const NormSlots& n, Rows y)
 // blocks of 128 absolute positions, each with its own maximum [16]; p = exp(s - m); its sum has 16 lanes by position % 16 and
 // a fixed tree; p v is one chain of fused multiply-adds over the positions for each d; blocks merge in ascending order.
 
-static float score_scale(const Config& c) { return c.attn_scale > 0 ? c.attn_scale : 1.0f / sqrt_f32(static_cast<float>(c.head_dim)); }
+static float score_scale(const Config& c)
+{
+    return c.attn_scale > 0 ? c.attn_scale : 1.0f / sqrt_f32(static_cast<float>(c.head_dim));
+}
 
 struct Keys {                                                  // one layer's keys and values
     unsigned char* data;
@@ -1006,9 +1028,11 @@ static void store_keys(const Session& s, Keys keys, uint32_t first, const float*
         for (uint32_t h = 0; h < c.n_kv_heads; h++) {
             const uint64_t pos = uint64_t{first} + t, tile = pos / 16 * d * 16;
             unsigned char* const head = keys.data + h * keys.head_bytes;
-            if (pos % 16 == 0) memset(head + tile * unit_bytes(s.options.cache), 0, size_t{d} * 16 * unit_bytes(s.options.cache));
+            if (pos % 16 == 0)
+                memset(head + tile * unit_bytes(s.options.cache), 0, size_t{d} * 16 * unit_bytes(s.options.cache));
             for (uint32_t i = 0; i < d; i++)
-                store_value(head, tile + uint64_t{i} * 16 + pos % 16, s.options.cache, k[(uint64_t{t} * c.n_kv_heads + h) * d + i]);
+                store_value(head, tile + uint64_t{i} * 16 + pos % 16, s.options.cache,
+                    k[(uint64_t{t} * c.n_kv_heads + h) * d + i]);
             for (uint32_t i = 0; i < dv; i++)
                 store_value(head + keys.v_offset, pos * dv + i, s.options.cache, v[(uint64_t{t} * c.n_kv_heads + h) * dv + i]);
         }
@@ -1052,24 +1076,28 @@ static float score_bias(const Attend& a, uint32_t t, uint32_t h, uint32_t pos, u
         const uint64_t width = query_width(c), d = c.head_dim;
         const uint64_t row = static_cast<uint64_t>(load_f32(s.stack->relative_rows.data + 4 * column)) * width + h * d;
         if (a.w->rel_key) bias += s.room->dot(floats(s, region_q) + t * width + h * d, a.w->rel_key.data + 4 * row, c.head_dim);
-        if (a.w->rel_query) bias += s.room->dot(a.k + j * width + h * d, a.w->rel_query.data + 4 * row, c.head_dim) * score_scale(c);
+        if (a.w->rel_query)
+            bias += s.room->dot(a.k + j * width + h * d, a.w->rel_query.data + 4 * row, c.head_dim) * score_scale(c);
     }
     return bias;
 }
 
 // Scores of one block for up to four queries (rows r .. of one kv head; row = token * G + head within the group): s (n, 128).
-static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t n, uint32_t first_key, uint32_t n_keys, float* scores)
+static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t n, uint32_t first_key, uint32_t n_keys,
+    float* scores)
 {
     const Session& s = *a.s;
     const Config& c = config(s);
     const uint32_t group = c.n_heads / c.n_kv_heads, width = static_cast<uint32_t>(query_width(c));
-    const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes + uint64_t{first_key} * c.head_dim * unit_bytes(s.options.cache);
+    const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes + uint64_t{first_key} * c.head_dim
+        * unit_bytes(s.options.cache);
     const float* q[attention_rows] = {};
     for (uint32_t i = 0; i < n; i++)
         q[i] = floats(s, region_q) + uint64_t{(r + i) / group} * width + (kv_head * group + (r + i) % group) * c.head_dim;
     s.room->scores(q, n, c.head_dim, k, s.options.cache, (n_keys + 15) / 16, scores);
 
-    const bool biased = has(Feature::relative) && !a.cross && (s.stack->alibi_slopes || a.w->relative_bias || s.stack->relative_rows);
+    const bool biased = has(Feature::relative) && !a.cross && (s.stack->alibi_slopes || a.w->relative_bias
+        || s.stack->relative_rows);
     const uint8_t* const mask = a.cross ? s.source_mask : s.mask;
     for (uint32_t i = 0; i < n; i++) {
         float* const row = scores + i * attention_block;
@@ -1079,7 +1107,8 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
         if (has(Feature::softcap) && c.attn_softcap > 0)
             for (uint32_t j = 0; j < n_keys; j++) row[j] = c.attn_softcap * tanh_f32(row[j] / c.attn_softcap);
         for (uint32_t j = 0; biased && j < n_keys; j++) row[j] += score_bias(a, t, h, pos, first_key + j);
-        const uint32_t begin = lo > first_key ? least(n_keys, lo - first_key) : 0, end = hi > first_key ? least(n_keys, hi - first_key) : 0;
+        const uint32_t begin = lo > first_key ? least(n_keys, lo - first_key) : 0,
+            end = hi > first_key ? least(n_keys, hi - first_key) : 0;
         for (uint32_t j = 0; j < begin; j++) row[j] = lowest_f32;
         for (uint32_t j = end; j < (n_keys + 15) / 16 * 16; j++) row[j] = lowest_f32;
         for (uint32_t j = begin; mask && j < end; j++)
@@ -1112,7 +1141,8 @@ static void attend_rows(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t 
     }
     for (uint32_t key = first / attention_block * attention_block; key < last; key += attention_block) {
         const uint32_t n_keys = least(attention_block, last - key);
-        const unsigned char* const v = a.keys.data + kv_head * a.keys.head_bytes + a.keys.v_offset + uint64_t{key} * dv * unit_bytes(s.options.cache);
+        const unsigned char* const v = a.keys.data + kv_head * a.keys.head_bytes + a.keys.v_offset + uint64_t{key} * dv
+            * unit_bytes(s.options.cache);
         block_scores(a, kv_head, r, n, key, n_keys, scores);
         float m[attention_rows], l[attention_rows];
         for (uint32_t i = 0; i < n; i++) s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &m[i], &l[i]);
@@ -1157,7 +1187,8 @@ TRANSFORMER_OUTLINE static void observe_weights(Attend& a)
             for (uint32_t key = 0; key < a.keys.count && !s.cancelled; key += attention_block) {
                 const uint32_t n = least(attention_block, a.keys.count - key);
                 block_scores(a, h / group, t * group + h % group, 1, key, n, scores);
-                for (uint32_t j = 0; j < n; j++) scores[j] = scores[j] > lowest_f32 ? exp_f32(scores[j] - state[0]) / state[1] : 0.0f;
+                for (uint32_t j = 0; j < n; j++)
+                    scores[j] = scores[j] > lowest_f32 ? exp_f32(scores[j] - state[0]) / state[1] : 0.0f;
                 Event e;
                 e.kind = Event::attention_row;
                 e.encoder = s.stack == &s.model->encoder;
@@ -1225,7 +1256,8 @@ static void finish_heads(const Session& s, const Attention& w, float* q, uint32_
     for (uint32_t t = 0; t < count; t++) {
         float scale = score_scale(c);
         if (flags & layer_query_temperature && c.temperature_floor >= 1)
-            scale *= 1.0f + c.temperature_scale * log_f32(1.0f + static_cast<float>(static_cast<uint32_t>(static_cast<float>(s.base + t + 1) / c.temperature_floor)));
+            scale *= 1.0f + c.temperature_scale * log_f32(1.0f + static_cast<float>(
+                static_cast<uint32_t>(static_cast<float>(s.base + t + 1) / c.temperature_floor)));
         for (uint64_t i = 0; i < uint64_t{n_q} * d; i++) q[uint64_t{t} * n_q * d + i] *= scale;
     }
 }
@@ -1275,7 +1307,8 @@ static Rows expand_latent(Session& s, const Attention& w, Rows mixed)
             memcpy(packed + uint64_t{t} * r, mixed.data + (uint64_t{t} * c.n_heads + h) * r, r * sizeof(float));
         const Linear wv_b = {w.wv_b, Tensor{}};
         linear(s, wv_b, {packed, mixed.count, r}, mapped, h);
-        for (uint32_t t = 0; t < mixed.count; t++) memcpy(out + uint64_t{t} * wide + h * n, mapped + uint64_t{t} * n, n * sizeof(float));
+        for (uint32_t t = 0; t < mixed.count; t++)
+            memcpy(out + uint64_t{t} * wide + h * n, mapped + uint64_t{t} * n, n * sizeof(float));
     }
     return {out, mixed.count, wide};
 }
@@ -1319,7 +1352,8 @@ TRANSFORMER_API Status set_memory(Session& s, const float* rows, uint32_t count,
     const Config& c = s.model->main.config;
     if (!(c.flags & flag_cross)) return {Code::bad_argument, "this model has no cross attention", "", 0};
     if (!rows || !count) return {Code::bad_argument, "no rows", "count", 0};
-    if (count > source_rows(s.model->encoder.config, s.options)) return {Code::session_full, "more rows than options.source_capacity", "count", count};
+    if (count > source_rows(s.model->encoder.config, s.options))
+        return {Code::session_full, "more rows than options.source_capacity", "count", count};
     s.stack = &s.model->main;
     s.source_count = count;
     s.source_mask = nullptr;
@@ -1379,7 +1413,8 @@ static void route(const Session& s, const FeedForward& w, float* p, float* score
         p[e] = c.router == Router::sigmoid ? 1.0f / (1.0f + exp_f32(-p[e])) : exp_f32(p[e] - top);
         sum += p[e];
     }
-    if (!(sum >= 0)) {                                         // a NaN must not vanish with the experts that it would not choose
+    // a NaN must not vanish with the experts that it would not choose
+    if (!(sum >= 0)) {
         for (uint32_t e = 0; e < n; e++) p[e] = e < c.n_experts_active ? sum : 0.0f;
         return;
     }
@@ -1451,7 +1486,8 @@ static Rows feed_forward(Session& s, const FeedForward& w, Rows x)
             for (uint32_t t = 0; t < x.count; t++) {
                 const float weight = p.data[uint64_t{t} * p.dim + e];
                 if (bits_of(weight) << 1 == 0) continue;
-                s.room->add(y.data + uint64_t{t} * c.dim, out.data + uint64_t{n++} * c.dim, c.flags & flag_scale_expert_input ? 1.0f : weight, c.dim);
+                s.room->add(y.data + uint64_t{t} * c.dim, out.data + uint64_t{n++} * c.dim,
+                    c.flags & flag_scale_expert_input ? 1.0f : weight, c.dim);
             }
         }
     }
@@ -1460,14 +1496,16 @@ static Rows feed_forward(Session& s, const FeedForward& w, Rows x)
         Rows gate = {};
         if (w.shared_router.w) gate = linear(s, w.shared_router, x, gathered);
         for (uint32_t t = 0; t < x.count; t++)
-            s.room->add(y.data + uint64_t{t} * c.dim, out.data + uint64_t{t} * c.dim, gate.data ? 1.0f / (1.0f + exp_f32(-gate.data[t])) : 1.0f, c.dim);
+            s.room->add(y.data + uint64_t{t} * c.dim, out.data + uint64_t{t} * c.dim,
+                gate.data ? 1.0f / (1.0f + exp_f32(-gate.data[t])) : 1.0f, c.dim);
     }
     return y;
 }
 
 // >> 13 Positions -----------------------------------------------------------------------------------------------------
 
-TRANSFORMER_OUTLINE static Rows embed_features(Session& s, const Input& in)        // Whisper: two convolutions of width 3 over time [23]
+// Whisper: two convolutions of width 3 over time [23]
+TRANSFORMER_OUTLINE static Rows embed_features(Session& s, const Input& in)
 {
     const Config& c = config(s);
     float* const wide = floats(s, region_convolved);
@@ -1481,7 +1519,8 @@ TRANSFORMER_OUTLINE static Rows embed_features(Session& s, const Input& in)     
                 float* const to = wide + (uint64_t{t} * 3 + tap) * channels;
                 for (uint32_t i = 0; i < channels; i++) {
                     if (from < 0 || from >= int64_t{x.count}) to[i] = 0;
-                    else to[i] = layer ? x.data[uint64_t(from) * channels + i] : in.features[uint64_t{i} * in.count + uint64_t(from)];
+                    else to[i] = layer ? x.data[uint64_t(from) * channels + i]
+                        : in.features[uint64_t{i} * in.count + uint64_t(from)];
                 }
             }
         x = linear(s, w, {wide, count, 3 * channels}, floats(s, layer ? region_x : region_h));
@@ -1510,11 +1549,13 @@ TRANSFORMER_OUTLINE static Rows embed(Session& s, const Input& in, uint32_t firs
         if (in.rows) memcpy(row, in.rows + uint64_t{first + t} * e, e * sizeof(float));
         else if (!in.features) {
             dequantize_row(k.token_embedding, 0, static_cast<uint32_t>(in.tokens[first + t]), row);
-            for (uint32_t i = 0; (c.embedding_scale < 1.0f || c.embedding_scale > 1.0f) && i < e; i++) row[i] *= c.embedding_scale;
+            for (uint32_t i = 0; (c.embedding_scale < 1.0f || c.embedding_scale > 1.0f) && i < e; i++)
+                row[i] *= c.embedding_scale;
         }
         if (in.rows) continue;
         if (k.position_embedding && k.position_embedding.cols == e) add_row(row, k.position_embedding, s.base + t, scratch);
-        if (k.type_embedding) add_row(row, k.type_embedding, in.types ? static_cast<uint32_t>(in.types[first + t]) : 0, scratch);
+        if (k.type_embedding)
+            add_row(row, k.type_embedding, in.types ? static_cast<uint32_t>(in.types[first + t]) : 0, scratch);
         for (uint32_t i = 0; c.flags & flag_sinusoidal && i + 1 < e; i += 2) {
             const double angle = (s.base + t) * exp_f64(-static_cast<double>(i) / e * log_f64(10000.0));
             float cosine, sine;
@@ -1576,7 +1617,8 @@ static Rows norm(const Session& s, const Norm& w, Rows x, float* out)
     if (!w.w) return x;
     const Config& c = config(s);
     for (uint32_t t = 0; t < x.count; t++)
-        s.room->normalise(c.norm, x.data + uint64_t{t} * x.dim, x.dim, w.w.data, w.b.data, c.norm_eps, out + uint64_t{t} * x.dim);
+        s.room->normalise(c.norm, x.data + uint64_t{t} * x.dim, x.dim, w.w.data, w.b.data, c.norm_eps,
+            out + uint64_t{t} * x.dim);
     return {out, x.count, x.dim};
 }
 
@@ -1646,7 +1688,8 @@ static int32_t to_int(float x, int32_t low, int32_t high)      // nearest, half 
 {
     if (!(x > static_cast<float>(low))) return low;
     if (x > static_cast<float>(high)) return high;
-    return static_cast<int32_t>(bits_of(x + 12582912.0f) - 0x4b400000u);                // 1.5 * 2^23: the integer in the low bits
+    // 1.5 * 2^23: the integer in the low bits
+    return static_cast<int32_t>(bits_of(x + 12582912.0f) - 0x4b400000u);
 }
 
 TRANSFORMER_API void quantize_tile(DType type, const float* rows, uint32_t n_rows, uint32_t cols, unsigned char* tile)
@@ -1674,7 +1717,8 @@ TRANSFORMER_API void quantize_tile(DType type, const float* rows, uint32_t n_row
                     u[c / 4 * 64 + 4 * r + c % 4] = static_cast<unsigned char>(zero ? 0 : to_int(x[c] / s, -127, 127));
                     continue;
                 }
-                const int32_t q = type == DType::q4_0 ? (zero ? 8 : to_int(x[c] / s + 8.0f, 0, 15)) : zero ? 0 : to_int((x[c] - m) / s, 0, 15);
+                const int32_t q = type == DType::q4_0 ? (zero ? 8 : to_int(x[c] / s + 8.0f, 0, 15)) : zero ? 0
+                    : to_int((x[c] - m) / s, 0, 15);
                 u[c / 8 * 64 + 4 * r + c % 4] |= static_cast<unsigned char>(c % 8 < 4 ? q : q << 4);
             }
             store_u16(u + quants + 2 * r, scale);
@@ -1690,7 +1734,8 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
         p += uint64_t{row} * w.cols * unit;
         for (uint32_t c = 0; c < w.cols; c++) {
             const uint16_t half = static_cast<uint16_t>(load_u16(p + uint64_t{c} * unit));
-            out[c] = w.dtype == DType::f32 ? load_f32(p + uint64_t{c} * 4) : w.dtype == DType::f16 ? f16_to_f32(half) : bf16_to_f32(half);
+            out[c] = w.dtype == DType::f32 ? load_f32(p + uint64_t{c} * 4) : w.dtype == DType::f16 ? f16_to_f32(half)
+                : bf16_to_f32(half);
         }
         return;
     }
@@ -1707,14 +1752,16 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
         const uint32_t byte = u[k / 8 * 64 + 4 * r + k % 4];
         const int32_t q = static_cast<int32_t>(k % 8 < 4 ? byte & 15 : byte >> 4);
         out[c] = w.dtype == DType::q4_0 ? s * static_cast<float>(q - 8)
-                                        : s * static_cast<float>(q) + f16_to_f32(static_cast<uint16_t>(load_u16(u + quants + 32 + 2 * r)));
+                                        : s * static_cast<float>(q) + f16_to_f32(
+                                            static_cast<uint16_t>(load_u16(u + quants + 32 + 2 * r)));
     }
 }
 
 // >> 16 Mathematics ---------------------------------------------------------------------------------------------------
 // Our own, over + - * / only, so that every libm gives the same bits. The vector exp stands in >> 19 Kernels.
 
-static float sqrt_f32(float x)                                 // correctly rounded, bit by bit: one a row, so speed is no matter
+// correctly rounded, bit by bit: one a row, so speed is no matter
+static float sqrt_f32(float x)
 {
     uint32_t u = bits_of(x);
     if (!(x > 0) || u >= 0x7f800000u) return x < 0 ? of_bits(0x7fc00000u) : x;
@@ -1752,7 +1799,8 @@ static double horner(double x, const double* c, int n)         // c[0] x^(n - 1)
 }
 static double exp_f64(double x)                                // |x| < 700; Taylor series on [-ln 2 / 2, ln 2 / 2]
 {
-    static const double c[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
+    static const double c[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0,
+        1.0 / 40320.0, 1.0 / 5040.0,
                                1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0};
     const double magic = 6755399441055744.0, n = x * 1.4426950408889634 + magic;
     const double k = n - magic, r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10;
@@ -1760,7 +1808,8 @@ static double exp_f64(double x)                                // |x| < 700; Tay
 }
 static double log_f64(double x)                                // x > 0, normal: 2 artanh((m - 1) / (m + 1)) + e ln 2
 {
-    static const double c[] = {2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3, 2.0};
+    static const double c[] = {2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3,
+        2.0};
     const uint64_t u = bits_of64(x);
     int32_t e = static_cast<int32_t>(u >> 52) - 1023;
     double m = of_bits64((u & 0xfffffffffffffu) | uint64_t{1023} << 52);
@@ -1775,8 +1824,10 @@ static float log_f32(float x) { return static_cast<float>(log_f64(static_cast<do
 
 static void cos_sin(double x, float* cosine, float* sine)      // |x| < 2^31; Taylor series on [-pi/4, pi/4]
 {
-    static const double cs[] = {1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5, 1.0};
-    static const double ss[] = {-1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0};
+    static const double cs[] = {1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0,
+        1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5, 1.0};
+    static const double ss[] = {-1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0,
+        1.0 / 120.0, -1.0 / 6.0, 1.0};
     const double magic = 6755399441055744.0, n = x * 0.63661977236758134 + magic, k = n - magic;
     const double r = (x - k * 1.5707963267341256) - k * 6.0771005065061922e-11, q = r * r;
     const double c = horner(q, cs, 9), s = r * horner(q, ss, 8);
@@ -1859,7 +1910,8 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
     }
     const uint32_t groups = (x.dim + 31) / 32;
     Group* const q = static_cast<Group*>(static_cast<void*>(floats(s, region_quantised)));
-    for (uint32_t t = 0; quantised && t < x.count; t++) s.room->quantise(x.data + uint64_t{t} * x.dim, x.dim, q + uint64_t{t} * groups);
+    for (uint32_t t = 0; quantised && t < x.count; t++)
+        s.room->quantise(x.data + uint64_t{t} * x.dim, x.dim, q + uint64_t{t} * groups);
     parallel(s, task.tiles * 16 * x.dim * x.count > 65536, product_slice, &task);
 }
 
@@ -1890,7 +1942,8 @@ static void parallel(Session& s, bool worth_it, Task task, void* data)
 #endif
 #define TRANSFORMER_UNROLL_STEPS
 struct Scalar {
-    static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1;    // what its registers hold at a time
+    // what its registers hold at a time
+    static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1;
     typedef float f32;
     typedef int32_t i32;
     typedef const unsigned char* bytes;
@@ -1940,7 +1993,8 @@ struct Scalar {
         for (int i = 0; i < 4; i++) acc += static_cast<int8_t>(w[i]) * x[i];
         return acc;
     }
-    static void group(const unsigned char* w, const int8_t* x, i32* d)                  // d[r] = 32 columns of q8_0, rows r = 0 .. 3
+    // d[r] = 32 columns of q8_0, rows r = 0 .. 3
+    static void group(const unsigned char* w, const int8_t* x, i32* d)
     {
         d[0] = d[1] = d[2] = d[3] = 0;
         for (int k = 0; k < 32; k += 4)
@@ -1988,12 +2042,16 @@ struct Dsp : Scalar {                                          // Cortex-M4 and 
             "   sxtb16 r12, %[u]\n         smlad %[c], r12, %[ex], %[c]\n sxtb16 %[u], %[u], ror #8\n smlad %[c], %[u], %[ox], %[c]\n"
             "   sxtb16 r12, %[v]\n         smlad %[e], r12, %[ex], %[e]\n sxtb16 %[v], %[v], ror #8\n smlad %[e], %[v], %[ox], %[e]\n"
             "   cmp %[x], %[end]\n         bne 1b\n"
-            : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [e] "+r"(e), [w] "+r"(w), [x] "+r"(x), [u] "=&r"(u), [v] "=&r"(v), [ex] "=&r"(even_x), [ox] "=&r"(odd_x)
+            : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [e] "+r"(e), [w] "+r"(w), [x] "+r"(x), [u] "=&r"(u), [v] "=&r"(v),
+                [ex] "=&r"(even_x), [ox] "=&r"(odd_x)
             : [end] "r"(end)
             : "r12", "cc", "memory");
         d[0] = a, d[1] = b, d[2] = c, d[3] = e;
     }
-    static i32 dot(i32 acc, bytes w, const int8_t* x) { return pairs(pairs(acc, even(word(w)), even(word(x))), odd(word(w)), odd(word(x))); }
+    static i32 dot(i32 acc, bytes w, const int8_t* x)
+    {
+        return pairs(pairs(acc, even(word(w)), even(word(x))), odd(word(w)), odd(word(x)));
+    }
     static i32 dot_low(i32 acc, bytes w, const int8_t* x)
     {
         return pairs(pairs(acc, word(w) & 0x000f000fu, even(word(x))), word(w) >> 8 & 0x000f000fu, odd(word(x)));
@@ -2007,7 +2065,12 @@ private:
     static uint32_t word(const void* p) { uint32_t v; TRANSFORMER_COPY(&v, __builtin_assume_aligned(p, 4), 4); return v; }
     static uint32_t even(uint32_t v) { uint32_t r; __asm__("sxtb16 %0, %1" : "=r"(r) : "r"(v)); return r; }     // bytes 0 and 2
     static uint32_t odd(uint32_t v) { uint32_t r; __asm__("sxtb16 %0, %1, ror #8" : "=r"(r) : "r"(v)); return r; }
-    static i32 pairs(i32 acc, uint32_t a, uint32_t b) { i32 r; __asm__("smlad %0, %1, %2, %3" : "=r"(r) : "r"(a), "r"(b), "r"(acc)); return r; }
+    static i32 pairs(i32 acc, uint32_t a, uint32_t b)
+    {
+        i32 r;
+        __asm__("smlad %0, %1, %2, %3" : "=r"(r) : "r"(a), "r"(b), "r"(acc));
+        return r;
+    }
 };
 #endif
 
@@ -2029,7 +2092,10 @@ struct Avx2 {
     static f32 load(const float* p) { return _mm256_loadu_ps(p); }
     static f32 load_f32(const unsigned char* p) { return _mm256_castsi256_ps(load_bytes(p)); }
     static f32 load_f16(const unsigned char* p) { return _mm256_cvtph_ps(half(p)); }
-    static f32 load_bf16(const unsigned char* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16)); }
+    static f32 load_bf16(const unsigned char* p)
+    {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16));
+    }
     static void store(float* p, f32 x) { _mm256_storeu_ps(p, x); }
     static f32 add(f32 a, f32 b) { return _mm256_add_ps(a, b); }
     static f32 sub(f32 a, f32 b) { return _mm256_sub_ps(a, b); }
@@ -2037,7 +2103,10 @@ struct Avx2 {
     static f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
     static f32 fma(f32 a, f32 b, f32 c) { return _mm256_fmadd_ps(a, b, c); }
     static f32 less(f32 a, f32 b, f32 yes, f32 no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
-    static f32 power(f32 n) { return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(n), 23), iset(127 << 23))); }
+    static f32 power(f32 n)
+    {
+        return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(n), 23), iset(127 << 23)));
+    }
     static float sum(const f32* a)
     {
         const f32 x = _mm256_add_ps(a[0], a[1]);
@@ -2069,7 +2138,10 @@ struct Avx2 {
         const int32_t x[2] = {_mm256_extract_epi32(low, 0), _mm256_extract_epi32(low, 4)};
         memcpy(p, x, 8);
     }
-    static bytes load_bytes(const unsigned char* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p))); }
+    static bytes load_bytes(const unsigned char* p)
+    {
+        return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p)));
+    }
     static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)          // |w| x sign(w): sums of two fit in 16 bits, since |x| <= 127
     {
@@ -2082,7 +2154,10 @@ struct Avx2 {
     static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
 
 private:
-    static __m128i half(const unsigned char* p) { return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p))); }
+    static __m128i half(const unsigned char* p)
+    {
+        return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p)));
+    }
     static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
     static i32 widen(i32 acc, i32 pairs) { return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 };
@@ -2111,15 +2186,24 @@ struct Avx512 {
     static f32 load(const float* p) { return _mm512_loadu_ps(p); }
     static f32 load_f32(const unsigned char* p) { return _mm512_loadu_ps(p); }
     static f32 load_f16(const unsigned char* p) { return _mm512_cvtph_ps(half(p)); }
-    static f32 load_bf16(const unsigned char* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half(p)), 16)); }
+    static f32 load_bf16(const unsigned char* p)
+    {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half(p)), 16));
+    }
     static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
     static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
     static f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
     static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
     static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
     static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
-    static f32 less(f32 a, f32 b, f32 yes, f32 no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
-    static f32 power(f32 n) { return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(n), 23), iset(127 << 23))); }
+    static f32 less(f32 a, f32 b, f32 yes, f32 no)
+    {
+        return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+    }
+    static f32 power(f32 n)
+    {
+        return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(n), 23), iset(127 << 23)));
+    }
     static float sum(const f32* a)
     {
         const __m256 x = _mm256_add_ps(_mm512_castps512_ps256(a[0]), _mm512_extractf32x8_ps(a[0], 1));
@@ -2134,15 +2218,27 @@ struct Avx512 {
     static i32 magnitude(f32 x) { return _mm512_and_si512(_mm512_castps_si512(x), iset(0x7fffffff)); }
     static i32 imax(i32 a, i32 b) { return _mm512_max_epi32(a, b); }
     static int32_t ilargest(i32 a) { return _mm512_reduce_max_epi32(a); }
-    static void store_i8(int8_t* p, f32 n) { _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(p)), _mm512_cvtepi32_epi8(_mm512_castps_si512(n))); }
+    static void store_i8(int8_t* p, f32 n)
+    {
+        _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(p)), _mm512_cvtepi32_epi8(_mm512_castps_si512(n)));
+    }
     static bytes load_bytes(const unsigned char* p) { return _mm512_loadu_si512(p); }
     static i32 begin(int32_t sum) { return iset(-128 * sum); } // VPDPBUSD wants unsigned weights: w + 128
-    static i32 dot(i32 acc, bytes w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), four(x)); }
-    static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, _mm512_and_si512(w, _mm512_set1_epi8(15)), four(x)); }
+    static i32 dot(i32 acc, bytes w, const int8_t* x)
+    {
+        return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), four(x));
+    }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    {
+        return _mm512_dpbusd_epi32(acc, _mm512_and_si512(w, _mm512_set1_epi8(15)), four(x));
+    }
     static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm512_srli_epi16(w, 4), x); }
 
 private:
-    static __m256i half(const unsigned char* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p))); }
+    static __m256i half(const unsigned char* p)
+    {
+        return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p)));
+    }
     static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
 };
 #if defined(__clang__)
@@ -2164,7 +2260,10 @@ struct Neon {
     static f32 load(const float* p) { return vld1q_f32(p); }
     static f32 load_f32(const unsigned char* p) { return vreinterpretq_f32_u8(vld1q_u8(p)); }
     static f32 load_f16(const unsigned char* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-    static f32 load_bf16(const unsigned char* p) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); }
+    static f32 load_bf16(const unsigned char* p)
+    {
+        return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+    }
     static void store(float* p, f32 x) { vst1q_f32(p, x); }
     static f32 add(f32 a, f32 b) { return vaddq_f32(a, b); }
     static f32 sub(f32 a, f32 b) { return vsubq_f32(a, b); }
@@ -2172,7 +2271,10 @@ struct Neon {
     static f32 div(f32 a, f32 b) { return vdivq_f32(a, b); }
     static f32 fma(f32 a, f32 b, f32 c) { return vfmaq_f32(c, a, b); }
     static f32 less(f32 a, f32 b, f32 yes, f32 no) { return vbslq_f32(vcltq_f32(a, b), yes, no); }
-    static f32 power(f32 n) { return vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(n), 23), iset(127 << 23))); }
+    static f32 power(f32 n)
+    {
+        return vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(n), 23), iset(127 << 23)));
+    }
     static float sum(const f32* a)
     {
         const f32 x = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
@@ -2200,7 +2302,10 @@ struct Neon {
         return vaddq_s32(acc, vpaddq_s32(a, b));
     }
     static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return dot(acc, vandq_s8(w, vdupq_n_s8(15)), x); }
-    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot(acc, vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)), x); }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x)
+    {
+        return dot(acc, vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)), x);
+    }
 
 private:
     static bytes four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return vreinterpretq_s8_s32(iset(v)); }
@@ -2222,7 +2327,8 @@ namespace TRANSFORMER_NAMESPACE {
 namespace TRANSFORMER_ROOM_SPACE {
 
 typedef TRANSFORMER_ROOM V;
-static constexpr uint32_t lanes = V::lanes, vectors = 16 / lanes, wide = V::wide;        // vectors that hold 16 lanes; that share a pass
+// vectors that hold 16 lanes; that share a pass
+static constexpr uint32_t lanes = V::lanes, vectors = 16 / lanes, wide = V::wide;
 
 static inline V::f32 exp_of(V::f32 x)                          // 2^k (1 + r + r^2 P(r)), r = x - k ln 2; 0 below -87
 {
@@ -2284,7 +2390,8 @@ static inline V::f32 activation_of(Activation kind, V::f32 x)
     switch (kind) {
     case Activation::relu: return positive;
     case Activation::relu_squared: return V::mul(positive, positive);
-    case Activation::gelu: return V::mul(V::mul(V::set(0.5f), x), V::add(V::set(1.0f), erf_of(V::mul(x, V::set(0.707106781f)))));
+    case Activation::gelu: return V::mul(V::mul(V::set(0.5f), x),
+        V::add(V::set(1.0f), erf_of(V::mul(x, V::set(0.707106781f)))));
     case Activation::gelu_tanh: {                              // 0.5 x (1 + tanh u) = x sigmoid(2 u)
         const V::f32 cube = V::mul(V::mul(x, x), x);
         return sigmoid_times(x, V::mul(V::set(1.59576912f), V::add(x, V::mul(V::set(0.044715f), cube))));
@@ -2349,7 +2456,8 @@ static void multiply(float* x, const float* y, uint64_t n)
     for (; i < n; i++) x[i] = x[i] * y[i];
 }
 
-static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps, float* y)
+static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps,
+    float* y)
 {
     const bool centred = has(Feature::layer_norm) && kind == NormKind::layer;
     float buffer[16], mean = 0;
@@ -2370,7 +2478,8 @@ static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned 
             unsigned char bytes[64];
             for (uint32_t i = 0; i < n; i += 16) {
                 const float* const from = chunk(x, i, n, 0.0f, buffer);
-                for (uint32_t r = 0; r < vectors; r++) acc[r] = V::mul(V::sub(V::load(from + r * lanes), V::set(mean)), V::set(scale));
+                for (uint32_t r = 0; r < vectors; r++)
+                    acc[r] = V::mul(V::sub(V::load(from + r * lanes), V::set(mean)), V::set(scale));
                 const unsigned char* p = chunk(w, i, n, 4, bytes);
                 for (uint32_t r = 0; r < vectors; r++) acc[r] = V::mul(acc[r], V::load_f32(p + r * lanes * 4));
                 if (b) p = chunk(b, i, n, 4, bytes);
@@ -2400,7 +2509,8 @@ static void quantise(const float* x, uint32_t n, Group* out)
         const V::f32 inverse = V::set(nothing ? 0.0f : 127.0f / top);
         out->sum = 0;
         if (nothing) memset(out->q, 0, 32);
-        else for (uint32_t k = 0; k < 32; k += lanes) V::store_i8(out->q + k, V::add(V::mul(V::load(from + k), inverse), V::set(12582912.0f)));
+        else for (uint32_t k = 0; k < 32; k += lanes)
+            V::store_i8(out->q + k, V::add(V::mul(V::load(from + k), inverse), V::set(12582912.0f)));
         for (int8_t q : out->q) out->sum += q;
     }
 }
@@ -2446,7 +2556,8 @@ static inline void dots(const unsigned char* w, uint32_t cols, const float* x, f
             const float* const v = chunk(x + uint64_t{t} * cols, k, cols, 0, tail);
             for (uint32_t i = 0; i < NR; i++) {
                 const unsigned char* const u = chunk(w + i * row, k, cols, bytes, weights);
-                for (uint32_t r = 0; r < vectors; r++) acc[i][t][r] = V::fma(load_as<type>(u + r * lanes * bytes), V::load(v + r * lanes), acc[i][t][r]);
+                for (uint32_t r = 0; r < vectors; r++)
+                    acc[i][t][r] = V::fma(load_as<type>(u + r * lanes * bytes), V::load(v + r * lanes), acc[i][t][r]);
             }
         }
     }
@@ -2480,7 +2591,10 @@ template <DType type> static void product_plain(const ProductJob& j)
     for (; row < last; row++) plain_strip<type, 1>(j, row);
 }
 
-template <class R = V> TRANSFORMER_INLINE void whole_group(const unsigned char* w, const int8_t* x, typename R::i32* d) { R::group(w, x, d); }
+template <class R = V> TRANSFORMER_INLINE void whole_group(const unsigned char* w, const int8_t* x, typename R::i32* d)
+{
+    R::group(w, x, d);
+}
 
 // One tile of 16 rows with NT rows of quantised activations.
 template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t t)
@@ -2492,7 +2606,8 @@ template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_
     const uint32_t row = index * 16, rows = least(16u, j.rows - row);
     float out[NT][16];
     float* to[NT];
-    TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) to[k] = rows < 16 || j.b ? out[k] : j.y + uint64_t{t + k} * j.rows + row;
+    TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+        to[k] = rows < 16 || j.b ? out[k] : j.y + uint64_t{t + k} * j.rows + row;
     for (uint32_t part = 0; part < vectors; part += wide) {
         V::f32 acc[NT][wide];
         TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
@@ -2523,7 +2638,8 @@ template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_
                     const Group& a = x[uint64_t{k} * groups + g];
                     acc[k][i] = V::add(acc[k][i], V::mul(V::to_float(d[k][i]), V::mul(scale[i], V::set(a.scale))));
                     if constexpr (type == DType::q4_1)
-                        acc[k][i] = V::add(acc[k][i], V::mul(V::set(static_cast<float>(a.sum)), V::mul(minimum[i], V::set(a.scale))));
+                        acc[k][i] = V::add(acc[k][i], V::mul(V::set(static_cast<float>(a.sum)),
+                            V::mul(minimum[i], V::set(a.scale))));
                 }
         }
         TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
@@ -2564,7 +2680,8 @@ static inline void score_tiles(const float* const* q, uint32_t d, const unsigned
                 TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = V::zero();
         for (uint32_t e = 0; e < d; e++) {
             V::f32 v[NT][wide];
-            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) load_wide<type>(k + ((uint64_t{t} * d + e) * 16 + r * lanes) * bytes, v[t]);
+            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
+                load_wide<type>(k + ((uint64_t{t} * d + e) * 16 + r * lanes) * bytes, v[t]);
             TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
                 const V::f32 u = V::set(q[i][e]);
                 TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
@@ -2573,10 +2690,12 @@ static inline void score_tiles(const float* const* q, uint32_t d, const unsigned
         }
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
             TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
-                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) V::store(s + i * attention_block + t * 16 + (r + w) * lanes, acc[i][t][w]);
+                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++)
+                    V::store(s + i * attention_block + t * 16 + (r + w) * lanes, acc[i][t][w]);
     }
 }
-template <DType type, uint32_t NQ> static void scores_of(const float* const* q, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
+template <DType type, uint32_t NQ> static void scores_of(const float* const* q, uint32_t d, const unsigned char* k,
+    uint32_t n_tiles, float* s)
 {
     constexpr uint32_t many = lanes == 1 ? 1 : NQ > 1 ? 2 : 4;
     const uint64_t tile_bytes = uint64_t{d} * 16 * unit_bytes(type);
@@ -2587,7 +2706,8 @@ template <DType type, uint32_t NQ> static void scores_of(const float* const* q, 
 
 // NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element.
 template <DType type, uint32_t NQ, uint32_t NV>
-static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n, float* out)
+static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n,
+    float* out)
 {
     constexpr uint32_t bytes = unit_bytes(type);
     const bool part = lanes > 1 && n < NV * lanes;
@@ -2613,7 +2733,8 @@ static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char
         if (part) memcpy(out + uint64_t{i} * dv + e, values, n * sizeof(float));
     }
 }
-template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
+template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv,
+    float* out)
 {
     constexpr uint32_t many = lanes == 1 ? wide : 2;
     uint32_t e = 0;
@@ -2621,19 +2742,22 @@ template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n
     for (; e < dv; e += lanes) mix_part<type, NQ, 1>(p, n_keys, v, dv, e, least(lanes, dv - e), out);
 }
 
-template <DType type> static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
+template <DType type> static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k,
+    uint32_t n_tiles, float* s)
 {
     constexpr uint32_t many = lanes > 1 ? 4 : 2;
     uint32_t i = 0;
     for (; i + many <= n; i += many) scores_of<type, many>(q + i, d, k, n_tiles, s + i * attention_block);
     for (; i < n; i++) scores_of<type, 1>(q + i, d, k, n_tiles, s + i * attention_block);
 }
-static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles, float* s)
+static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles,
+    float* s)
 {
     if (type == DType::f16) scores_type<DType::f16>(q, n, d, k, n_tiles, s);
     else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
 }
-template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
+template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv,
+    float* out)
 {
     constexpr uint32_t many = lanes > 1 ? 4 : 2;
     uint32_t i = 0;
@@ -2677,9 +2801,12 @@ static inline float first_lane(V::f32 x)
 
 static constexpr Kernels kernels = {
     V::name(),
-    {has(Feature::dense_weights) ? product_plain<DType::f32> : nullptr, has(Feature::dense_weights) ? product_plain<DType::f16> : nullptr,
-     has(Feature::dense_weights) ? product_plain<DType::bf16> : nullptr, has(Feature::quantised_weights) ? product_tiles<DType::q8_0> : nullptr,
-     has(Feature::quantised_weights) ? product_tiles<DType::q4_0> : nullptr, has(Feature::quantised_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
+    {has(Feature::dense_weights) ? product_plain<DType::f32> : nullptr,
+        has(Feature::dense_weights) ? product_plain<DType::f16> : nullptr,
+     has(Feature::dense_weights) ? product_plain<DType::bf16> : nullptr,
+         has(Feature::quantised_weights) ? product_tiles<DType::q8_0> : nullptr,
+     has(Feature::quantised_weights) ? product_tiles<DType::q4_0> : nullptr,
+         has(Feature::quantised_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
     quantise, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
 
 }  // namespace TRANSFORMER_ROOM_SPACE
@@ -2767,12 +2894,16 @@ namespace TRANSFORMER_NAMESPACE {
 static float exp_f32(float x) { return base_room::first_lane(base_room::exp_of(TRANSFORMER_BASE_ROOM::set(x))); }
 static float tanh_f32(float x) { return base_room::first_lane(base_room::tanh_of(TRANSFORMER_BASE_ROOM::set(x))); }
 
-static Isa base_isa(const char* name) { return name[0] == 's' ? Isa::scalar : name[0] == 'n' ? Isa::neon : name[3] == '2' ? Isa::avx2 : Isa::avx512; }
+static Isa base_isa(const char* name)
+{
+    return name[0] == 's' ? Isa::scalar : name[0] == 'n' ? Isa::neon : name[3] == '2' ? Isa::avx2 : Isa::avx512;
+}
 // The rooms of this build that this processor can run.
 static const Kernels* room_of(Isa isa)
 {
     const struct { Isa isa; const Kernels* kernels; } rooms[] = {
-        {Isa::avx512, TRANSFORMER_AVX512_KERNELS}, {Isa::avx2, TRANSFORMER_AVX2_KERNELS}, {Isa::neon, TRANSFORMER_NEON_KERNELS}, {base_isa(base_room::kernels.name), &base_room::kernels}};
+        {Isa::avx512, TRANSFORMER_AVX512_KERNELS}, {Isa::avx2, TRANSFORMER_AVX2_KERNELS},
+            {Isa::neon, TRANSFORMER_NEON_KERNELS}, {base_isa(base_room::kernels.name), &base_room::kernels}};
     for (const auto& r : rooms)
         if (r.kernels && (isa == Isa::best || isa == r.isa)) return r.kernels;
     return nullptr;
@@ -2968,7 +3099,8 @@ static const Number numbers[] = {
     TRANSFORMER_NUMBER(rope_scale, true) TRANSFORMER_NUMBER(attn_scale, false) TRANSFORMER_NUMBER(attn_softcap, false)
     TRANSFORMER_NUMBER(logit_softcap, false) TRANSFORMER_NUMBER(logit_scale, true) TRANSFORMER_NUMBER(embedding_scale, true)
     TRANSFORMER_NUMBER(residual_scale, true) TRANSFORMER_NUMBER(qkv_clip, false) TRANSFORMER_NUMBER(routed_scale, true)
-    TRANSFORMER_NUMBER(temperature_floor, false) TRANSFORMER_NUMBER(temperature_scale, true) TRANSFORMER_NUMBER(mlp_clamp, false)
+    TRANSFORMER_NUMBER(temperature_floor, false) TRANSFORMER_NUMBER(temperature_scale, true) TRANSFORMER_NUMBER(mlp_clamp,
+        false)
     TRANSFORMER_NUMBER(mlp_alpha, true)
 #undef TRANSFORMER_NUMBER
 };
@@ -2981,29 +3113,42 @@ TRANSFORMER_OUTLINE static Status check_config(const Config& c)
         memcpy(&value, words + r.offset, 4);
         if (value < r.least || value > r.most) return bad("a field of the configuration is out of range", r.name, value);
     }
-    if (c.n_kv_heads > c.n_heads || c.n_heads % c.n_kv_heads) return bad("n_kv_heads does not divide n_heads", "n_kv_heads", c.n_kv_heads);
-    if (c.rope_dim > c.head_dim || c.rope_dim % 2) return bad("rotary positions need an even width of at most head_dim", "rope_dim", c.rope_dim);
-    if (c.n_experts_active > c.n_experts || (c.n_experts && !c.n_experts_active)) return bad("must be 1 to n_experts", "n_experts_active", c.n_experts_active);
-    if (c.n_groups > c.n_experts || (c.n_groups && c.n_experts % c.n_groups)) return bad("n_groups does not divide n_experts", "n_groups", c.n_groups);
+    if (c.n_kv_heads > c.n_heads || c.n_heads % c.n_kv_heads)
+        return bad("n_kv_heads does not divide n_heads", "n_kv_heads", c.n_kv_heads);
+    if (c.rope_dim > c.head_dim || c.rope_dim % 2)
+        return bad("rotary positions need an even width of at most head_dim", "rope_dim", c.rope_dim);
+    if (c.n_experts_active > c.n_experts || (c.n_experts && !c.n_experts_active))
+        return bad("must be 1 to n_experts", "n_experts_active", c.n_experts_active);
+    if (c.n_groups > c.n_experts || (c.n_groups && c.n_experts % c.n_groups))
+        return bad("n_groups does not divide n_experts", "n_groups", c.n_groups);
     if (c.n_groups_active > c.n_groups) return bad("more than n_groups", "n_groups_active", c.n_groups_active);
     if (c.decoder_start > c.vocab_size) return bad("outside the vocabulary", "decoder_start", c.decoder_start);
-    if (c.n_features ? c.n_frames < 2 : c.n_frames != 0) return bad("frames and features belong together", "n_frames", c.n_frames);
-    if (c.n_features && (is_causal(c) || c.embedding_dim != c.dim)) return bad("features belong to an encoder as wide as its embedding", "n_features", c.n_features);
-    if (is_causal(c) && (c.pooling == Pooling::first || c.pooling == Pooling::mean)) return bad("a decoder can only pool its last row", "pooling", static_cast<uint64_t>(c.pooling));
-    const uint64_t widest = larger(larger(c.head_dim, c.v_head_dim), larger(uint64_t{c.rope_dim} + c.nope_head_dim, c.mla_v_head_dim));
+    if (c.n_features ? c.n_frames < 2 : c.n_frames != 0)
+        return bad("frames and features belong together", "n_frames", c.n_frames);
+    if (c.n_features && (is_causal(c) || c.embedding_dim != c.dim))
+        return bad("features belong to an encoder as wide as its embedding", "n_features", c.n_features);
+    if (is_causal(c) && (c.pooling == Pooling::first || c.pooling == Pooling::mean))
+        return bad("a decoder can only pool its last row", "pooling", static_cast<uint64_t>(c.pooling));
+    const uint64_t widest = larger(larger(c.head_dim, c.v_head_dim),
+        larger(uint64_t{c.rope_dim} + c.nope_head_dim, c.mla_v_head_dim));
     if (c.n_heads * widest > 1u << 23) return bad("the heads are too wide together", "head_dim", c.head_dim);
-    if (c.kv_lora_rank && (c.n_kv_heads != 1 || c.head_dim != c.rope_dim + c.kv_lora_rank || c.v_head_dim != c.kv_lora_rank || !c.mla_v_head_dim || !c.nope_head_dim))
+    if (c.kv_lora_rank && (c.n_kv_heads != 1 || c.head_dim != c.rope_dim + c.kv_lora_rank || c.v_head_dim != c.kv_lora_rank
+        || !c.mla_v_head_dim || !c.nope_head_dim))
         return bad("latent attention has one cached row of rope_dim + kv_lora_rank", "kv_lora_rank", c.kv_lora_rank);
     for (const Number& n : numbers) {
         float x;
         memcpy(&x, words + n.offset, 4);
-        if (!(x <= most_f32 && x >= (n.negative ? lowest_f32 : 0.0f))) return bad("a number of the configuration is out of range", n.name);
+        if (!(x <= most_f32 && x >= (n.negative ? lowest_f32 : 0.0f)))
+            return bad("a number of the configuration is out of range", n.name);
     }
     if (!(c.rope_theta > 0)) return bad("must be positive", "rope_theta");
     const bool left_out = (!has(Feature::layer_norm) && (c.norm == NormKind::layer || c.flags & flag_qk_norm_layer)) ||
         (!has(Feature::experts) && (c.n_experts || c.shared_hidden_dim)) || (!has(Feature::mla) && c.kv_lora_rank) ||
-        (!has(Feature::cross) && c.flags & flag_cross) || (!has(Feature::softcap) && (c.attn_softcap > 0 || c.logit_softcap > 0));
-    if (left_out) return {Code::not_supported, "this build leaves out a feature that the model needs", "TRANSFORMER_FEATURES", TRANSFORMER_FEATURES};
+        (!has(Feature::cross) && c.flags & flag_cross) || (!has(Feature::softcap)
+            && (c.attn_softcap > 0 || c.logit_softcap > 0));
+    if (left_out)
+        return {Code::not_supported, "this build leaves out a feature that the model needs", "TRANSFORMER_FEATURES",
+        TRANSFORMER_FEATURES};
     if (c.temperature_floor > 0 && c.temperature_floor < 1) return bad("must be 0 or at least 1", "temperature_floor");
     for (uint32_t r : c.reserved)
         if (r) return bad("a reserved word is set: the file is newer than this program", "reserved", r);
@@ -3015,7 +3160,8 @@ struct Shape { uint32_t rows, cols, count; };
 static Shape shape_of(const Entry& e, const Config& c)
 {
     const uint32_t q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim, vv = c.n_kv_heads * c.v_head_dim;
-    const uint32_t mixed = c.kv_lora_rank ? c.n_heads * c.mla_v_head_dim : c.n_heads * c.v_head_dim, wide_q = c.n_heads * (c.rope_dim + c.nope_head_dim);
+    const uint32_t mixed = c.kv_lora_rank ? c.n_heads * c.mla_v_head_dim : c.n_heads * c.v_head_dim,
+        wide_q = c.n_heads * (c.rope_dim + c.nope_head_dim);
     const bool mla = c.kv_lora_rank != 0, experts = e.count > 1 || (c.n_experts == 1 && e.count == 1);
     const uint32_t f = experts || !c.dense_hidden_dim ? c.hidden_dim : c.dense_hidden_dim;
     const uint32_t many = e.count > 1 ? c.n_experts : 1, distances = 2 * c.relative_distance + 1;
@@ -3094,13 +3240,16 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, co
     const Config& c = e.stack ? m.encoder.config : m.main.config;
     const Role role = static_cast<Role>(e.role);
     const auto wrong = [&](const char* text, uint64_t where) { return Status{Code::bad_tensor, text, name, where}; };
-    if (role >= Role::n_roles || e.stack > 1 || (e.stack && !c.n_layers) || e.layer > c.n_layers) return wrong("the tensor table names an unknown place", e.layer);
+    if (role >= Role::n_roles || e.stack > 1 || (e.stack && !c.n_layers) || e.layer > c.n_layers)
+        return wrong("the tensor table names an unknown place", e.layer);
     if ((e.layer == 0) != (role < Role::attn_norm_pre)) return wrong("a tensor stands in the wrong layer", e.layer);
-    if (e.stack && (role == Role::lm_head || role == Role::head_dense || role == Role::head_norm)) return wrong("a head belongs to the main stack", 0);
+    if (e.stack && (role == Role::lm_head || role == Role::head_dense || role == Role::head_norm))
+        return wrong("a head belongs to the main stack", 0);
     if (e.dtype >= n_dtypes) return wrong("unknown number format", e.dtype);
     const DType type = static_cast<DType>(e.dtype);
     if (e.bias && !takes_bias(role)) return wrong("this tensor has no bias", e.layer);
-    if ((role == Role::rel_key || role == Role::rel_query) && (is_causal(c) || c.n_kv_heads != c.n_heads || !c.relative_distance))
+    if ((role == Role::rel_key || role == Role::rel_query) && (is_causal(c) || c.n_kv_heads != c.n_heads
+        || !c.relative_distance))
         return wrong("relative keys belong to an encoder with as many key heads as query heads", e.layer);
     Shape want = shape_of(e, c);
     if (!want.rows) return wrong("this model has no such tensor", e.layer);
@@ -3113,7 +3262,8 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, co
     if (e.cols > 1u << 24 || e.rows > 1u << 24) return wrong("a tensor is too wide", e.layer);
     if (role == Role::layer_flags ? type != DType::u8 : e.bias || !is_matrix(role) ? type != DType::f32 : type == DType::u8)
         return wrong("a tensor has a number format that its role does not take", e.dtype);
-    const bool relative = role == Role::alibi_slopes || role == Role::relative_bias || role == Role::relative_rows || role == Role::rel_key || role == Role::rel_query;
+    const bool relative = role == Role::alibi_slopes || role == Role::relative_bias || role == Role::relative_rows
+        || role == Role::rel_key || role == Role::rel_query;
     const bool head_norms = role == Role::q_norm || role == Role::k_norm || role == Role::q_a_norm || role == Role::kv_a_norm;
     if ((relative && !has(Feature::relative)) || (head_norms && !has(Feature::qk_norm)))
         return {Code::not_supported, "this build leaves out a feature that the model needs", name, TRANSFORMER_FEATURES};
@@ -3121,7 +3271,8 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, co
         return wrong("this build leaves out the format", e.dtype);
     const uint64_t bytes = matrix_bytes(type, e.rows, e.cols); // below 2^48 * 4
     if (e.offset % 64) return wrong("a tensor's offset is not a multiple of 64", e.offset);
-    if (e.offset > size || bytes > (size - e.offset) / e.count) return {Code::truncated, "a tensor reaches past the end of the file", name, e.offset};
+    if (e.offset > size || bytes > (size - e.offset) / e.count)
+        return {Code::truncated, "a tensor reaches past the end of the file", name, e.offset};
     return {};
 }
 
@@ -3147,7 +3298,8 @@ TRANSFORMER_OUTLINE static Status check_layer(const Config& c, uint64_t seen, ui
 {
     struct Need { Role role; bool needed; };
     const bool mla = c.kv_lora_rank != 0, cross = (c.flags & flag_cross) != 0;
-    const Need needs[] = {{Role::wq, true}, {Role::wo, true}, {Role::up, true}, {Role::down, true}, {Role::wk, !mla}, {Role::wv, !mla},
+    const Need needs[] = {{Role::wq, true}, {Role::wo, true}, {Role::up, true}, {Role::down, true}, {Role::wk, !mla},
+        {Role::wv, !mla},
                           {Role::wkv_a, mla}, {Role::wk_b, mla}, {Role::wv_b, mla}, {Role::wq_a, mla && c.q_lora_rank},
                           {Role::cross_wq, cross}, {Role::cross_wk, cross}, {Role::cross_wv, cross}, {Role::cross_wo, cross},
                           {Role::router, n_experts > 1}, {Role::ffn_norm_pre, (c.flags & flag_parallel) != 0},
@@ -3162,16 +3314,23 @@ TRANSFORMER_OUTLINE static Status check_layer(const Config& c, uint64_t seen, ui
 
 static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
 {
-    if (!p || size < 8 || memcmp(p, magic, 8) != 0) return {Code::not_a_checkpoint, "these bytes are not a transformer.hpp checkpoint", "magic", 0};
-    if (reinterpret_cast<uintptr_t>(p) % 4) return {Code::misaligned, "the checkpoint must lie at a multiple of 4 bytes (64 is faster)", "bytes", reinterpret_cast<uintptr_t>(p) % 64};
+    if (!p || size < 8 || memcmp(p, magic, 8) != 0)
+        return {Code::not_a_checkpoint, "these bytes are not a transformer.hpp checkpoint", "magic", 0};
+    if (reinterpret_cast<uintptr_t>(p) % 4)
+        return {Code::misaligned, "the checkpoint must lie at a multiple of 4 bytes (64 is faster)", "bytes",
+        reinterpret_cast<uintptr_t>(p) % 64};
     if (size < table_offset) return {Code::truncated, "the file ends inside its header", "header", size};
-    if (load_u32(p + 8) != TRANSFORMER_FORMAT_VERSION) return {Code::bad_version, "unknown format version", "version", load_u32(p + 8)};
-    if (load_u64(p + 16) != size) return {Code::truncated, load_u64(p + 16) > size ? "the file is shorter than its header says" : "the file is longer than its header says", "size", load_u64(p + 16)};
+    if (load_u32(p + 8) != TRANSFORMER_FORMAT_VERSION)
+        return {Code::bad_version, "unknown format version", "version", load_u32(p + 8)};
+    if (load_u64(p + 16) != size)
+        return {Code::truncated, load_u64(p + 16) > size ? "the file is shorter than its header says"
+        : "the file is longer than its header says", "size", load_u64(p + 16)};
     if (load_u32(p + 40) != 2) return bad("the header must hold two configurations", "config records", load_u32(p + 40));
     m.bytes = p;
     m.n_tensors = load_u32(p + 12);
     m.table = p + table_offset;
-    if (m.n_tensors > (size - table_offset) / entry_bytes) return {Code::truncated, "the tensor table reaches past the end of the file", "tensors", m.n_tensors};
+    if (m.n_tensors > (size - table_offset) / entry_bytes)
+        return {Code::truncated, "the tensor table reaches past the end of the file", "tensors", m.n_tensors};
     load_config(p + header_bytes, m.main.config);
     load_config(p + header_bytes + config_bytes, m.encoder.config);
     if (Status s = check_config(m.main.config); !s) return s;
@@ -3195,11 +3354,14 @@ static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
                 const Entry e = entry_at(m, at);
                 const Role role = static_cast<Role>(e.role);
                 if (e.stack != stack || e.layer != index) break;
-                if (at && e.key <= before) return {Code::bad_tensor, e.key == before ? "a tensor is there twice" : "the tensor table is not in order", role_name(e.role), at};
+                if (at && e.key <= before)
+                    return {Code::bad_tensor, e.key == before ? "a tensor is there twice" : "the tensor table is not in order",
+                    role_name(e.role), at};
                 before = e.key;
                 if (Status s = check_entry(m, e, e.bias ? entry_at(m, at ? at - 1 : 0) : e, size); !s) return s;
                 if (role == Role::gate || role == Role::up || role == Role::down) {
-                    if (n_experts && n_experts != e.count) return {Code::bad_tensor, "the experts' tensors differ in number", role_name(e.role), at};
+                    if (n_experts && n_experts != e.count)
+                        return {Code::bad_tensor, "the experts' tensors differ in number", role_name(e.role), at};
                     n_experts = e.count;
                 }
                 if (!e.bias) seen |= uint64_t{1} << e.role;
@@ -3209,24 +3371,32 @@ static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
                 if (Status s = check_layer(k.config, seen, n_experts, index - 1); !s) return s;
         }
         if (Status s = check_relative(m, k, at); !s) return s;
-        if (k.config.vocab_size && !k.token_embedding) return {Code::missing_tensor, "a tensor is missing", "token_embedding", stack};
-        if (k.config.embedding_dim != k.config.dim && !k.embedding_proj.w && k.config.vocab_size) return {Code::missing_tensor, "a tensor is missing", "embedding_proj", stack};
-        if (k.config.n_features && (!k.conv1.w || !k.conv2.w)) return {Code::missing_tensor, "a tensor is missing", "conv1, conv2", stack};
-        if (k.rope_freqs && k.config.rope_long_from && k.rope_freqs.rows != 2) return {Code::bad_tensor, "two rows are needed", "rope_freqs", stack};
+        if (k.config.vocab_size && !k.token_embedding)
+            return {Code::missing_tensor, "a tensor is missing", "token_embedding", stack};
+        if (k.config.embedding_dim != k.config.dim && !k.embedding_proj.w && k.config.vocab_size)
+            return {Code::missing_tensor, "a tensor is missing", "embedding_proj", stack};
+        if (k.config.n_features && (!k.conv1.w || !k.conv2.w))
+            return {Code::missing_tensor, "a tensor is missing", "conv1, conv2", stack};
+        if (k.rope_freqs && k.config.rope_long_from && k.rope_freqs.rows != 2)
+            return {Code::bad_tensor, "two rows are needed", "rope_freqs", stack};
     }
     if (at < m.n_tensors) {
         const Entry e = entry_at(m, at);
-        return {Code::bad_tensor, e.key <= before ? "the tensor table is not in order" : "the tensor table names an unknown place", role_name(e.role), at};
+        return {Code::bad_tensor, e.key <= before ? "the tensor table is not in order"
+            : "the tensor table names an unknown place", role_name(e.role), at};
     }
     if (m.main.config.n_outputs && !m.lm_head.w) return {Code::missing_tensor, "a tensor is missing", "lm_head", 0};
     uint32_t width = m.main.final_proj.w ? m.main.final_proj.w.rows : m.main.config.dim;
-    if (m.head_dense.w && m.head_dense.w.cols != width) return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
+    if (m.head_dense.w && m.head_dense.w.cols != width)
+        return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
     if (m.head_dense.w) width = m.head_dense.w.rows;
-    if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width) || (m.lm_head.w && m.lm_head.w.cols != width))
+    if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width)
+        || (m.lm_head.w && m.lm_head.w.cols != width))
         return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
     const uint64_t vocabulary = load_u64(p + 24), vocabulary_bytes = load_u64(p + 32);
     if (vocabulary_bytes) {
-        if (vocabulary % 4 || vocabulary > size || vocabulary_bytes > size - vocabulary) return {Code::truncated, "the vocabulary reaches past the end of the file", "vocabulary", vocabulary};
+        if (vocabulary % 4 || vocabulary > size || vocabulary_bytes > size - vocabulary)
+            return {Code::truncated, "the vocabulary reaches past the end of the file", "vocabulary", vocabulary};
         if (Status s = open_vocabulary(p + vocabulary, vocabulary_bytes, &m.vocabulary); !s) return s;
     }
     return {};
@@ -3241,28 +3411,40 @@ TRANSFORMER_API Status open(const void* bytes, uint64_t size, Model* model)
     return status;
 }
 
-TRANSFORMER_API uint64_t session_size(const Model& m, const Options& o) { return plan(m.main.config, m.encoder.config, o).at[n_regions]; }
+TRANSFORMER_API uint64_t session_size(const Model& m, const Options& o)
+{
+    return plan(m.main.config, m.encoder.config, o).at[n_regions];
+}
 
 TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uint64_t size, Session* session)
 {
     constexpr uint32_t longest = 1u << 24;                     // keeps plan() inside 64 bits
-    const auto wrong = [](const char* text, const char* field, uint64_t value) { return Status{Code::bad_argument, text, field, value}; };
+    const auto wrong = [](const char* text, const char* field,
+        uint64_t value) { return Status{Code::bad_argument, text, field, value}; };
     memset(static_cast<void*>(session), 0, sizeof *session);   // no temporary on a small stack
     if (!m.bytes) return wrong("the model is not open", "model", 0);
     if (!o.capacity || o.capacity > longest) return wrong("must be 1 to 2^24", "options.capacity", o.capacity);
     if (o.source_capacity > longest) return wrong("must be at most 2^24", "options.source_capacity", o.source_capacity);
     if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^24", "options.batch", o.batch);
     if (o.slices > 1024) return wrong("must be at most 1024", "options.slices", o.slices);
-    if (o.cache != DType::f16 && o.cache != DType::f32) return wrong("must be f16 or f32", "options.cache", static_cast<uint64_t>(o.cache));
+    if (o.cache != DType::f16 && o.cache != DType::f32)
+        return wrong("must be f16 or f32", "options.cache", static_cast<uint64_t>(o.cache));
     const Kernels* const room = room_of(o.isa);
-    if (!room) return {Code::not_supported, "this build or processor lacks that instruction set", "options.isa", static_cast<uint64_t>(o.isa)};
+    if (!room)
+        return {Code::not_supported, "this build or processor lacks that instruction set", "options.isa",
+        static_cast<uint64_t>(o.isa)};
     const Stack* const stacks[] = {&m.main, &m.encoder};
     for (const Stack* k : stacks) {
         if (!k->config.n_layers || !k->position_embedding) continue;
-        const uint64_t rows = k->config.n_frames ? k->config.n_frames / 2 : k == &m.encoder ? batch_rows(k->config, o, true) : o.capacity;
-        if (rows > k->position_embedding.rows) return wrong("longer than the model's learned positions", k == &m.encoder ? "options.source_capacity" : "options.capacity", k->position_embedding.rows);
+        const uint64_t rows = k->config.n_frames ? k->config.n_frames / 2 : k == &m.encoder ? batch_rows(k->config, o, true)
+            : o.capacity;
+        if (rows > k->position_embedding.rows)
+            return wrong("longer than the model's learned positions",
+            k == &m.encoder ? "options.source_capacity" : "options.capacity", k->position_embedding.rows);
     }
-    if (!memory || reinterpret_cast<uintptr_t>(memory) % 4) return {Code::misaligned, "the session's memory must lie at a multiple of 4 bytes (64 is faster)", "memory", reinterpret_cast<uintptr_t>(memory) % 64};
+    if (!memory || reinterpret_cast<uintptr_t>(memory) % 4)
+        return {Code::misaligned, "the session's memory must lie at a multiple of 4 bytes (64 is faster)", "memory",
+        reinterpret_cast<uintptr_t>(memory) % 64};
     const uint64_t need = session_size(m, o);
     if (size < need) return {Code::memory_too_small, "the session needs more memory", "memory", need};
     session->model = &m;
@@ -4471,7 +4653,8 @@ TRANSFORMER_API Status sample(Sampler& s, float* logits, uint32_t n, int32_t* to
         x = x > 0 ? x / s.repeat_penalty : x * s.repeat_penalty;
     }
     for (uint32_t i = 0; i < n; i++)
-        if (bits_of(logits[i]) << 1 > 0xff000000u) return {Code::not_a_number, "a logit is NaN: the model's numbers are broken", "logits", i};
+        if (bits_of(logits[i]) << 1 > 0xff000000u)
+            return {Code::not_a_number, "a logit is NaN: the model's numbers are broken", "logits", i};
     uint32_t best = 0;
     for (uint32_t i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
@@ -4490,7 +4673,8 @@ TRANSFORMER_API Status sample(Sampler& s, float* logits, uint32_t n, int32_t* to
             if (logits[i] < s.min_p) logits[i] = 0;
             total += fixed(logits[i]);
         }
-        uint64_t left = static_cast<uint64_t>((static_cast<double>(next_random(s.seed)) / 4294967296.0) * static_cast<double>(total));
+        uint64_t left = static_cast<uint64_t>((static_cast<double>(next_random(s.seed)) / 4294967296.0)
+            * static_cast<double>(total));
         for (uint32_t i = 0; i < n; i++) {
             if (left < fixed(logits[i])) {
                 best = i;
@@ -4506,21 +4690,26 @@ TRANSFORMER_API Status sample(Sampler& s, float* logits, uint32_t n, int32_t* to
 
 // >> 23 Generate ------------------------------------------------------------------------------------------------------
 
-TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, GenerateOptions& o, Emit emit, void* user, uint32_t* generated)
+TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, GenerateOptions& o, Emit emit, void* user,
+    uint32_t* generated)
 {
     if (generated) *generated = 0;
     if (!n || !ids) return {Code::bad_argument, "the prompt is empty", "ids", 0};
-    if (!s.model->lm_head.w || !is_causal(s.model->main.config)) return {Code::bad_argument, "this model does not generate", "model", 0};
+    if (!s.model->lm_head.w || !is_causal(s.model->main.config))
+        return {Code::bad_argument, "this model does not generate", "model", 0};
     const Vocabulary& v = s.model->vocabulary;
     const uint32_t before = s.position;
     float* logits = nullptr;
-    if (n > s.options.capacity - s.position) return {Code::session_full, "the prompt is longer than what is left of the session", "ids", n};
-    const uint32_t step = s.model->main.config.rope_long_from && !s.options.all_logits ? n : s.options.batch;    // LongRoPE looks at the whole prompt
+    if (n > s.options.capacity - s.position)
+        return {Code::session_full, "the prompt is longer than what is left of the session", "ids", n};
+    // LongRoPE looks at the whole prompt
+    const uint32_t step = s.model->main.config.rope_long_from && !s.options.all_logits ? n : s.options.batch;
     for (uint32_t done = 0; done < n;) {                       // batch by batch, so that emit() can stop a long prompt
         Input in;
         in.tokens = ids + done;
         in.count = least(step, n - done);
-        const Status status = emit(user, "", 0) ? forward(s, in, &logits) : Status{Code::cancelled, "stopped during the prompt", "ids", done};
+        const Status status = emit(user, "", 0) ? forward(s, in, &logits)
+            : Status{Code::cancelled, "stopped during the prompt", "ids", done};
         if (!status) {
             s.position = before;
             return status;
@@ -4532,7 +4721,8 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
     decoder.started = ids[n - 1] != v.bos;                     // after a prompt a leading space is text
     for (uint32_t i = 0; i < o.max_tokens; i++) {
         int32_t token;
-        if (Status status = sample(o.sampler, logits + uint64_t{s.logit_rows - 1} * s.model->main.config.n_outputs, s.model->main.config.n_outputs, &token); !status) return status;
+        if (Status status = sample(o.sampler, logits + uint64_t{s.logit_rows - 1} * s.model->main.config.n_outputs,
+            s.model->main.config.n_outputs, &token); !status) return status;
         if (!o.ignore_stop && is_stop(v, token)) break;
         if (o.tokens) o.tokens[i] = token;
         if (generated) *generated = i + 1;
@@ -4590,7 +4780,8 @@ inline uint32_t default_threads()
 
 class ThreadPool {
 public:
-    explicit ThreadPool(uint32_t n_threads) : n_workers_(n_threads > 1 ? n_threads - 1 : 0), workers_(new std::thread[n_workers_])
+    explicit ThreadPool(uint32_t n_threads) : n_workers_(n_threads > 1 ? n_threads - 1 : 0),
+        workers_(new std::thread[n_workers_])
     {
         for (uint32_t i = 0; i < n_workers_; i++) workers_[i] = std::thread([this] { work(); });
     }
@@ -4633,7 +4824,8 @@ private:
     // Slices of one round, as long as there are any. The ticket is {round, next slice}: it cannot be taken in a later round.
     void take(uint64_t round)
     {
-        for (uint64_t t = ticket_.load(std::memory_order_acquire); t >> 32 == (round & UINT32_MAX) && (t & UINT32_MAX) < n_.load(std::memory_order_relaxed);) {
+        for (uint64_t t = ticket_.load(std::memory_order_acquire);
+            t >> 32 == (round & UINT32_MAX) && (t & UINT32_MAX) < n_.load(std::memory_order_relaxed);) {
             const Task task = task_.load(std::memory_order_relaxed);
             void* const data = data_.load(std::memory_order_relaxed);
             if (!ticket_.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
@@ -4684,6 +4876,7 @@ private:
 #if !defined(TRANSFORMER_ROOM_PASS) && defined(TRANSFORMER_IMPLEMENTATION) && !defined(TRANSFORMER_NO_STDIO) && !defined(TRANSFORMER_FILES_DEFINED)
 #define TRANSFORMER_FILES_DEFINED
 #if defined(__unix__) || defined(__APPLE__)
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -4695,12 +4888,15 @@ TRANSFORMER_API Status map_file(const char* path, File* file)
 {
     *file = File{};
     const int handle = ::open(path, O_RDONLY | O_CLOEXEC);
-    if (handle < 0) return {Code::file_error, "the file cannot be opened", "path", 0};
+    if (handle < 0)
+        return {Code::file_error, errno == EOVERFLOW ? "the file is too large for this platform" : "the file cannot be opened",
+        "path", 0};
     struct stat info;
     Status status;
     if (fstat(handle, &info) != 0 || !S_ISREG(info.st_mode)) status = {Code::file_error, "not a regular file", "path", 0};
     else if (info.st_size <= 0) status = {Code::truncated, "the file is empty", "size", 0};
-    else if (static_cast<uint64_t>(info.st_size) > SIZE_MAX / 2) status = {Code::file_error, "the file is too large for this platform", "size", static_cast<uint64_t>(info.st_size)};
+    else if (static_cast<uint64_t>(info.st_size) > SIZE_MAX / 2)
+        status = {Code::file_error, "the file is too large for this platform", "size", static_cast<uint64_t>(info.st_size)};
     else {
         void* const p = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, handle, 0);
         if (p == MAP_FAILED) status = {Code::file_error, "the file cannot be mapped", "path", 0};
@@ -4737,12 +4933,15 @@ TRANSFORMER_API Status map_file(const char* path, File* file)  // the only place
     Status status;
     const long long size = TRANSFORMER_SEEK(handle, 0, SEEK_END) == 0 ? static_cast<long long>(TRANSFORMER_TELL(handle)) : -1;
     if (size <= 0) status = {Code::truncated, "the file is empty or cannot be measured", "size", 0};
-    else if (static_cast<uint64_t>(size) > SIZE_MAX / 2) status = {Code::file_error, "the file is too large for this platform", "size", static_cast<uint64_t>(size)};
+    else if (static_cast<uint64_t>(size) > SIZE_MAX / 2)
+        status = {Code::file_error, "the file is too large for this platform", "size", static_cast<uint64_t>(size)};
     else {
         void* const p = malloc(static_cast<size_t>(size));
-        if (!p || TRANSFORMER_SEEK(handle, 0, SEEK_SET) != 0 || fread(p, 1, static_cast<size_t>(size), handle) != static_cast<size_t>(size)) {
+        if (!p || TRANSFORMER_SEEK(handle, 0, SEEK_SET) != 0 || fread(p, 1, static_cast<size_t>(size),
+            handle) != static_cast<size_t>(size)) {
             free(p);
-            status = {Code::file_error, p ? "the file cannot be read" : "there is no memory for the file", "size", static_cast<uint64_t>(size)};
+            status = {Code::file_error, p ? "the file cannot be read" : "there is no memory for the file", "size",
+                static_cast<uint64_t>(size)};
         } else *file = {p, static_cast<uint64_t>(size)};
     }
     fclose(handle);

@@ -80,9 +80,11 @@ void bench_norm(Isa isa)
         seconds[static_cast<int>(kind)] = median_seconds([&] {
             const unsigned char* const gain = static_cast<const unsigned char*>(static_cast<const void*>(w.data()));
             const unsigned char* const shift = static_cast<const unsigned char*>(static_cast<const void*>(b.data()));
-            for (uint32_t i = 0; i < rows; i++) room->normalise(kind, x.data(), dim, gain, kind == NormKind::layer ? shift : nullptr, 1e-5f, y.data());
+            for (uint32_t i = 0; i < rows; i++)
+                room->normalise(kind, x.data(), dim, gain, kind == NormKind::layer ? shift : nullptr, 1e-5f, y.data());
         });
-    std::printf("%-8s norm of %u values: RMSNorm %.2f us, LayerNorm %.2f us (%.2f times)\n", room->name, dim, seconds[0] / rows * 1e6,
+    std::printf("%-8s norm of %u values: RMSNorm %.2f us, LayerNorm %.2f us (%.2f times)\n", room->name, dim,
+        seconds[0] / rows * 1e6,
                 seconds[1] / rows * 1e6, seconds[1] / seconds[0]);
 }
 
@@ -128,7 +130,8 @@ void bench_model(const char* path, uint32_t n_threads)
 int main(int argc, char** argv)
 {
     const struct { const char* name; DType type; } types[] = {{"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16},
-                                                             {"q8_0", DType::q8_0}, {"q4_0", DType::q4_0}, {"q4_1", DType::q4_1}};
+                                                             {"q8_0", DType::q8_0}, {"q4_0", DType::q4_0},
+                                                                 {"q4_1", DType::q4_1}};
     for (Isa isa : {Isa::avx512, Isa::avx2, Isa::neon, Isa::scalar})
         for (const auto& t : types)
             for (uint32_t n : {1u, 64u})

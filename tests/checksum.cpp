@@ -44,7 +44,8 @@ static uint32_t word_of(float x)
 }
 
 // Entries come in ascending order of stack, layer, role, bias. Values are uniform around `middle`.
-static void add(Role role, bool bias, uint32_t stack, uint32_t layer, DType type, uint32_t rows, uint32_t cols, uint32_t count, float middle, float spread)
+static void add(Role role, bool bias, uint32_t stack, uint32_t layer, DType type, uint32_t rows, uint32_t cols, uint32_t count,
+    float middle, float spread)
 {
     const uint64_t entry = 576 + uint64_t{n_tensors++} * 32;
     end = round_up(end, 64);
@@ -66,7 +67,8 @@ static void add(Role role, bool bias, uint32_t stack, uint32_t layer, DType type
                 end += matrix_bytes(type, 16, cols);
             } else {
                 for (uint32_t i = 0; i < cols; i++, end += unit_bytes(type))
-                    write(end, type == DType::f32 ? word_of(values[i]) : type == DType::f16 ? f32_to_f16(values[i]) : type == DType::bf16 ? f32_to_bf16(values[i])
+                    write(end, type == DType::f32 ? word_of(values[i]) : type == DType::f16 ? f32_to_f16(values[i])
+                        : type == DType::bf16 ? f32_to_bf16(values[i])
                                : static_cast<uint32_t>(values[i]), static_cast<int>(unit_bytes(type)));
             }
         }
@@ -75,7 +77,8 @@ static void add(Role role, bool bias, uint32_t stack, uint32_t layer, DType type
 struct Case {
     const char* name;
     DType type, cache;
-    uint32_t prompt, batch, encoder_layers;                    // tokens of the prompt; layers of the encoder of an encoder-decoder
+    // tokens of the prompt; layers of the encoder of an encoder-decoder
+    uint32_t prompt, batch, encoder_layers;
     bool pre, post, out, biases, gate, final_norm, positions, types, qk_norm, sinks, alibi, relative, pooler;
     Config config;
 };
@@ -90,7 +93,8 @@ static void norm(const Case& k, bool there, Role role, uint32_t stack, uint32_t 
 static void linear(const Case& k, Role role, uint32_t stack, uint32_t layer, uint32_t rows, uint32_t cols, uint32_t count = 1)
 {
     add(role, false, stack, layer, role == Role::router ? DType::f32 : k.type, rows, cols, count, 0, 0.25f);
-    if (k.biases && role != Role::wk_b && role != Role::wv_b) add(role, true, stack, layer, DType::f32, 1, rows, count, 0, 0.2f);
+    if (k.biases && role != Role::wk_b && role != Role::wv_b)
+        add(role, true, stack, layer, DType::f32, 1, rows, count, 0, 0.2f);
 }
 
 static void add_stack(const Case& k, const Config& c, uint32_t stack)
@@ -116,14 +120,16 @@ static void add_stack(const Case& k, const Config& c, uint32_t stack)
         norm(k, k.post, Role::ffn_norm_post, stack, i, c.dim);
         norm(k, k.out, Role::ffn_norm_out, stack, i, c.dim);
         const bool mla = c.kv_lora_rank != 0;
-        linear(k, Role::wq, stack, i, mla ? c.n_heads * (c.rope_dim + c.nope_head_dim) : q, c.q_lora_rank ? c.q_lora_rank : c.dim);
+        linear(k, Role::wq, stack, i, mla ? c.n_heads * (c.rope_dim + c.nope_head_dim) : q,
+            c.q_lora_rank ? c.q_lora_rank : c.dim);
         if (!mla) linear(k, Role::wk, stack, i, kv, c.dim);
         if (!mla) linear(k, Role::wv, stack, i, c.n_kv_heads * c.v_head_dim, c.dim);
         linear(k, Role::wo, stack, i, c.dim, c.n_heads * (mla ? c.mla_v_head_dim : c.v_head_dim));
         norm(k, k.qk_norm, Role::q_norm, stack, i, c.head_dim);
         norm(k, k.qk_norm, Role::k_norm, stack, i, c.head_dim);
         if (k.sinks) add(Role::sinks, false, stack, i, DType::f32, 1, c.n_heads, 1, 0, 1);
-        if (k.relative) add(Role::relative_bias, false, stack, i, DType::f32, c.n_heads, 2 * c.relative_distance + 1, 1, 0, 0.5f);
+        if (k.relative)
+            add(Role::relative_bias, false, stack, i, DType::f32, c.n_heads, 2 * c.relative_distance + 1, 1, 0, 0.5f);
         if (c.q_lora_rank) linear(k, Role::wq_a, stack, i, c.q_lora_rank, c.dim);
         norm(k, c.q_lora_rank != 0, Role::q_a_norm, stack, i, c.q_lora_rank);
         if (mla) linear(k, Role::wkv_a, stack, i, c.head_dim, c.dim);

@@ -146,7 +146,9 @@ struct Machine {                                               // a model with a
             float* logits = nullptr;
             const Status s = forward(session, in, &logits);
             REQUIRE_MESSAGE(s, words(s));
-            if (logits) outcome.logits.insert(outcome.logits.end(), logits, logits + uint64_t{session.logit_rows} * model.main.config.n_outputs);
+            if (logits)
+                outcome.logits.insert(outcome.logits.end(), logits,
+                logits + uint64_t{session.logit_rows} * model.main.config.n_outputs);
         }
         return outcome;
     }
@@ -166,7 +168,8 @@ struct Machine {                                               // a model with a
             int32_t token = 0;
             Sampler sampler;
             sampler.temperature = 0;
-            REQUIRE(sample(sampler, logits + uint64_t{session.logit_rows - 1} * model.main.config.n_outputs, model.main.config.n_outputs, &token));
+            REQUIRE(sample(sampler, logits + uint64_t{session.logit_rows - 1} * model.main.config.n_outputs,
+                model.main.config.n_outputs, &token));
             out.push_back(token);
             ids.push_back(token);
             const bool again = turn && ids.size() == turn + 1;
@@ -186,7 +189,8 @@ double largest_difference(const std::vector<float>& got, const Want& want, const
     for (uint64_t r = 0; r < rows; r++)
         for (uint64_t i = 0; i < width; i++) {
             if (mask.size() == rows && !mask[r]) continue;     // what stands at padded positions means nothing
-            const double a = static_cast<double>(got[r * width + i]), b = static_cast<double>(want.values.values[(want.row * rows + r) * width + i]);
+            const double a = static_cast<double>(got[r * width + i]),
+                b = static_cast<double>(want.values.values[(want.row * rows + r) * width + i]);
             worst = std::isnan(a) ? HUGE_VAL : std::max(worst, std::fabs(a - b));
         }
     return worst;
@@ -205,7 +209,8 @@ std::vector<std::string> case_folders()
         std::error_code none;
         for (const auto& entry : std::filesystem::directory_iterator(root, none)) {
             const std::string name = entry.path().filename().string();
-            if (std::filesystem::exists(entry.path() / "model.safetensors") || std::filesystem::exists(entry.path() / "model.safetensors.index.json"))
+            if (std::filesystem::exists(entry.path() / "model.safetensors")
+                || std::filesystem::exists(entry.path() / "model.safetensors.index.json"))
                 if (std::filesystem::exists(entry.path() / "expected.json")) found.emplace(name, entry.path().string());
         }
     }
@@ -224,7 +229,8 @@ Feed feed_of(const Json& input, const std::string& folder, uint32_t row)
         if (!input.find(key)) return;
         const Array a = read_npy(folder + "/" + input.find(key)->string);
         const size_t each = a.values.size() / a.shape[0];
-        out.assign(a.values.begin() + static_cast<std::ptrdiff_t>(each * row), a.values.begin() + static_cast<std::ptrdiff_t>(each * (row + 1)));
+        out.assign(a.values.begin() + static_cast<std::ptrdiff_t>(each * row),
+            a.values.begin() + static_cast<std::ptrdiff_t>(each * (row + 1)));
         *count = a.from_end(last ? 1 : 2);
     };
     list("token_type_ids", f.types);
@@ -248,12 +254,14 @@ weights::AlignedBytes checkpoint_of(const std::string& folder, bool convert, DTy
     return weights::write_to_memory(weights::read_source(folder, ""), options);
 }
 
-void check_against(const std::string& name, const Outcome& got, const Want& want, const Feed& feed, bool last_is_hidden, bool encoder_only)
+void check_against(const std::string& name, const Outcome& got, const Want& want, const Feed& feed, bool last_is_hidden,
+    bool encoder_only)
 {
     const std::vector<uint8_t> none;
     const std::vector<uint8_t>& mask = encoder_only || want.what == "encoder_hidden" ? feed.mask : none;
     if (want.what != "layers" && want.what != "encoder_layers") {
-        const std::vector<float>& mine = want.what == "logits" ? got.logits : want.what == "encoder_hidden" ? got.encoder_hidden : got.hidden;
+        const std::vector<float>& mine = want.what == "logits" ? got.logits : want.what == "encoder_hidden"
+            ? got.encoder_hidden : got.hidden;
         const double d = largest_difference(mine, want, mask);
         CHECK_MESSAGE(d <= want.tolerance, name << " " << want.what << ": " << d << " > " << want.tolerance);
         return;
@@ -278,7 +286,8 @@ Options room_for(const Model& m, Isa isa, uint32_t slices)
 {
     Options o;
     o.capacity = std::min(m.main.config.max_seq_len, 64u);
-    if (m.main.config.flags & flag_cross) o.source_capacity = m.encoder.config.n_layers ? std::min(m.encoder.config.max_seq_len, 64u) : 64;
+    if (m.main.config.flags & flag_cross)
+        o.source_capacity = m.encoder.config.n_layers ? std::min(m.encoder.config.max_seq_len, 64u) : 64;
     o.batch = 64;
     o.isa = isa;
     o.slices = slices;
@@ -328,7 +337,8 @@ TEST_CASE("every reference case gives the numbers of the implementation that mad
                 const Outcome got = f32.run(feed, 64);
                 for (const auto& r : results) {
                     Want want = {r.key, read_npy(folder + "/" + r.value.string), row, 2e-5};
-                    if (const Json* noise = expected.find("noise")->find(r.key)) want.tolerance = std::max(2e-5, 10 * noise->value);
+                    if (const Json* noise = expected.find("noise")->find(r.key))
+                        want.tolerance = std::max(2e-5, 10 * noise->value);
                     check_against(name + " " + input.find("name")->string, got, want, feed, last_is_hidden, encoder_only);
                 }
                 const Outcome rough = q8.run(feed, 64);        // 8 bits: error against the spread of the values
@@ -356,8 +366,10 @@ TEST_CASE("every reference case gives the numbers of the implementation that mad
                             o.parallel_for = ThreadPool::parallel_for;
                             o.parallel_user = &pool;
                             other.begin(o);
-                            if (f32.model.main.config.rope_long_from && pieces[i] < 64) continue;  // frequencies depend on the length so far
-                            CHECK_MESSAGE(other.run(feed, pieces[i]) == reference, name << ": other bits in pieces of " << pieces[i]);
+                            // frequencies depend on the length so far
+                            if (f32.model.main.config.rope_long_from && pieces[i] < 64) continue;
+                            CHECK_MESSAGE(other.run(feed, pieces[i]) == reference,
+                                name << ": other bits in pieces of " << pieces[i]);
                         }
                 }
             }
@@ -368,7 +380,8 @@ TEST_CASE("every reference case gives the numbers of the implementation that mad
                 const std::vector<int32_t> want = integers(*g.find("tokens"));
                 std::vector<int32_t> ids = feed.ids;
                 if (const Json* token = g.find("start_token")) ids = {static_cast<int32_t>(token->integer)};
-                CHECK_MESSAGE(f32.greedy(feed, ids, static_cast<uint32_t>(want.size())) == want, name << ": other greedy tokens");
+                CHECK_MESSAGE(f32.greedy(feed, ids, static_cast<uint32_t>(want.size())) == want,
+                    name << ": other greedy tokens");
             }
     }
     MESSAGE(folders.size() << " cases; largest relative error at 8 bits " << worst_q8 << " (" << worst_q8_case << ")");

@@ -317,7 +317,8 @@ TEST_CASE("added tokens take the blanks beside them as they are told to")
     write(
         path,
         R"({"model": {"type": "BPE", "vocab": {"a": 0, "Ġ": 1, "Ċ": 2}, "merges": []}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
-        "added_tokens": [{"id": 3, "content": "[L]", "lstrip": true, "special": true}, {"id": 4, "content": "[R]", "rstrip": true, "special": true},
+        "added_tokens": [{"id": 3, "content": "[L]", "lstrip": true, "special": true},
+            {"id": 4, "content": "[R]", "rstrip": true, "special": true},
         {"id": 5, "content": "[LL]", "special": true}, {"id": 6, "content": "aaa", "special": false}]})");
     const Tokenizer t(weights::read_tokenizer(path.string()));
     using Ids = std::vector<int32_t>;

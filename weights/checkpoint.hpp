@@ -153,7 +153,8 @@ inline void write_tensor(const TensorSource& t, DType type, const Sink& sink)
     // Narrow tensors go in larger pieces, so that a call costs little beside its work.
     const uint32_t piece = tiles ? tile_rows : tile_rows * std::max(1u, 4096u / t.cols);
     const uint32_t most = std::min(piece, t.rows);
-    const uint64_t bytes = tiles ? transformer::matrix_bytes(type, tile_rows, t.cols) : transformer::matrix_bytes(type, most, t.cols);
+    const uint64_t bytes = tiles ? transformer::matrix_bytes(type, tile_rows, t.cols)
+        : transformer::matrix_bytes(type, most, t.cols);
     if (std::max<uint64_t>(bytes, uint64_t{4} * most * t.cols) > std::numeric_limits<size_t>::max() / 2)
         throw Error(tensor_name(t) + ": its rows are too long for this platform");
     std::vector<float> values(as_stored ? 0 : size_t{most} * t.cols);

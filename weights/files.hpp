@@ -92,10 +92,12 @@ struct AlignedBytes {
     explicit AlignedBytes(uint64_t n) : size(n)
     {
         if (n <= std::numeric_limits<size_t>::max() - 64)
-            data = static_cast<unsigned char*>(::operator new(static_cast<size_t>(n + (n == 0)), std::align_val_t{64}, std::nothrow));
+            data = static_cast<unsigned char*>(::operator new(static_cast<size_t>(n + (n == 0)), std::align_val_t{64},
+                std::nothrow));
         if (!data) throw Error("there is no room for " + std::to_string(n) + " bytes in memory");
     }
-    AlignedBytes(AlignedBytes&& other) noexcept : data(std::exchange(other.data, nullptr)), size(std::exchange(other.size, 0)) {}
+    AlignedBytes(AlignedBytes&& other) noexcept : data(std::exchange(other.data, nullptr)),
+        size(std::exchange(other.size, 0)) {}
     AlignedBytes& operator=(AlignedBytes&& other) noexcept
     {
         std::swap(data, other.data);
@@ -195,7 +197,8 @@ inline File read_file(const std::string& path)
         const uint64_t piece = size - at < (1u << 30) ? size - at : (1u << 30);
         stream.read(reinterpret_cast<char*>(file->copy.data) + at, static_cast<std::streamsize>(piece));
         if (static_cast<uint64_t>(stream.gcount()) != piece)
-            throw Error(path + ": could be read up to byte " + std::to_string(at + static_cast<uint64_t>(stream.gcount())) + " of " +
+            throw Error(path + ": could be read up to byte " + std::to_string(at + static_cast<uint64_t>(stream.gcount()))
+                + " of " +
                         std::to_string(size) + " only");
         at += piece;
     }
@@ -240,7 +243,8 @@ inline std::string read_text(const std::string& path, uint64_t limit = uint64_t{
 {
     const File file = map_file(path);
     if (file->size > limit)
-        throw Error(path + ": " + std::to_string(file->size) + " bytes are more than the " + std::to_string(limit) + " expected of such a file");
+        throw Error(path + ": " + std::to_string(file->size) + " bytes are more than the " + std::to_string(limit)
+            + " expected of such a file");
     return std::string(reinterpret_cast<const char*>(file->data), static_cast<size_t>(file->size));
 }
 

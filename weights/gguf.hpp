@@ -57,12 +57,14 @@ public:
     {
         if (file->size < 24 || std::memcmp(file->data, "GGUF", 4) != 0) throw Error(path + ": is no GGUF file");
         const uint32_t version = load_u32(file->data + 4);
-        if (version && version % 65536 == 0) throw Error(path + ": is a big-endian GGUF file; only little-endian ones are read");
+        if (version && version % 65536 == 0)
+            throw Error(path + ": is a big-endian GGUF file; only little-endian ones are read");
         if (version != 2 && version != 3)
             throw Error(path + ": is a GGUF file of version " + std::to_string(version) + "; versions 2 and 3 are read");
         const uint64_t n_tensors = load_u64(file->data + 8), n_values = load_u64(file->data + 16);
         at_ = 24;
-        if (n_values > most_values || n_values > left() / 13) fail("it says that it has " + std::to_string(n_values) + " settings");
+        if (n_values > most_values || n_values > left() / 13)
+            fail("it says that it has " + std::to_string(n_values) + " settings");
         for (uint64_t i = 0; i < n_values; i++) read_value();
         if (n_tensors > most_tensors || n_tensors > left() / 32)
             fail("it says that it has " + std::to_string(n_tensors) + " tensors");
@@ -78,7 +80,8 @@ public:
         for (uint64_t i = 0; i < n_tensors; i++) {
             order.push_back(&read_tensor());
             offsets.push_back(load_u64(take(8, "a tensor")));
-            if (offsets.back() % alignment) fail("the offset of the tensor " + printable(order.back()->name) + " is not aligned");
+            if (offsets.back() % alignment)
+                fail("the offset of the tensor " + printable(order.back()->name) + " is not aligned");
         }
         const uint64_t begin = transformer::round_up(at_, alignment); // at_ and alignment are far below 2^63
         for (size_t i = 0; i < order.size(); i++) place(*order[i], begin, offsets[i]);
@@ -96,7 +99,8 @@ private:
     uint64_t left() const { return file->size - at_; }
     [[noreturn]] void fail(const std::string& what) const
     {
-        throw Error(path + ": broken GGUF file, at byte " + std::to_string(at_) + " of " + std::to_string(file->size) + ": " + what);
+        throw Error(path + ": broken GGUF file, at byte " + std::to_string(at_) + " of " + std::to_string(file->size) + ": "
+            + what);
     }
     const unsigned char* take(uint64_t n, const char* what)
     {
@@ -134,7 +138,8 @@ private:
     void skip_items(GgufKind kind, uint64_t count, const std::string& key, uint32_t depth)
     {
         const uint64_t least = kind == GgufKind::text ? 8 : kind == GgufKind::list ? 12 : gguf_width(kind);
-        if (count > left() / least) fail(printable(key) + " has " + std::to_string(count) + " items, more than there are bytes");
+        if (count > left() / least)
+            fail(printable(key) + " has " + std::to_string(count) + " items, more than there are bytes");
         if (kind != GgufKind::text && kind != GgufKind::list) {
             take(count * gguf_width(kind), "a setting");
             return;
@@ -340,6 +345,7 @@ public:
     {
         std::vector<double> list;
         const GgufValue* v = find(name);
+        if (v && v->count > longest_list) refuse(name, "has too many entries");
         for (uint64_t i = 0; v && i < v->count; i++) list.push_back(number(*v, i, name));
         return list;
     }
@@ -349,6 +355,7 @@ public:
         const GgufValue* v = find(name);
         if (!v) return;
         if (v->kind != GgufKind::list || v->item != GgufKind::text) refuse(name, "is no list of texts");
+        if (v->count > longest_list) refuse(name, "has too many entries");
         uint64_t at = v->at;
         for (uint64_t i = 0; i < v->count; i++) {
             const std::string_view text = text_at(at);
@@ -363,19 +370,23 @@ public:
     {
         c.dim = c.embedding_dim = u32("embedding_length");
         const uint32_t blocks = u32("block_count"), further = u32("nextn_predict_layers", 0);
-        if (further >= blocks || blocks > 65534) refuse("block_count");
+        if (further >= blocks || blocks > 1024) refuse("block_count");
         c.n_layers = blocks - further; // layers that guess further tokens; nobody asks for them here
         c.n_heads = u32("attention.head_count");
-        if (!c.dim || !c.n_heads) throw Error(where + ": embedding_length and attention.head_count must not be 0");
+        if (!c.n_heads || c.n_heads > 65536) refuse("attention.head_count");
+        if (const GgufTensor* t = optional("token_embd.weight"); !t || t->sizes[0] != c.dim)
+            refuse("embedding_length", "does not fit the tensor token_embd.weight");
         c.n_kv_heads = u32("attention.head_count_kv", c.n_heads);
         if (!c.n_kv_heads || c.n_heads % c.n_kv_heads)
-            throw Error(where + ": " + std::to_string(c.n_heads) + " heads cannot share " + std::to_string(c.n_kv_heads) + " key heads");
+            throw Error(where + ": " + std::to_string(c.n_heads) + " heads cannot share " + std::to_string(c.n_kv_heads)
+                + " key heads");
         if (!find("attention.key_length") && c.dim % c.n_heads)
-            throw Error(where + ": embedding_length " + std::to_string(c.dim) + " is no multiple of " + std::to_string(c.n_heads) + " heads");
+            throw Error(where + ": embedding_length " + std::to_string(c.dim) + " is no multiple of "
+                + std::to_string(c.n_heads) + " heads");
         c.head_dim = u32("attention.key_length", c.dim / c.n_heads);
         c.v_head_dim = u32("attention.value_length", c.dim / c.n_heads);
-        for (const uint32_t size : {c.dim, c.head_dim, c.v_head_dim})
-            if (!size || uint64_t{size} * c.n_heads > (1u << 28)) throw Error(where + ": the heads have no usable sizes");
+        for (const uint32_t size : {c.head_dim, c.v_head_dim})
+            if (!size || size > 65536) throw Error(where + ": heads of " + std::to_string(size) + " values are not possible");
         refuse_if(u32("attention.key_length_swa", c.head_dim) != c.head_dim, "attention.key_length_swa");
         refuse_if(u32("attention.value_length_swa", c.v_head_dim) != c.v_head_dim, "attention.value_length_swa");
         c.max_seq_len = u32("context_length");
@@ -383,7 +394,8 @@ public:
         c.hidden_dim = width_of("ffn_down.weight", false); // some converters take feed_forward_length to be 4 dim
         if (!c.hidden_dim) c.hidden_dim = u32("feed_forward_length", 0);
         const bool rms = c.norm == transformer::NormKind::rms;
-        c.norm_eps = c.qk_norm_eps = static_cast<float>(real(rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon"));
+        c.norm_eps = c.qk_norm_eps = static_cast<float>(real(rms ? "attention.layer_norm_rms_epsilon"
+            : "attention.layer_norm_epsilon"));
         c.attn_scale = f32("attention.scale", 1 / std::sqrt(static_cast<double>(c.head_dim)));
         c.qkv_clip = f32("attention.clamp_kqv", 0);
         if (!truth("attention.causal", !(family->traits & gguf_encoder))) c.flags &= ~uint32_t{transformer::flag_causal};
@@ -419,11 +431,12 @@ public:
                 s.attention_factor = factor;
             }
         if (s.type == "none") s.factor = 1;
-        if (s.type == "none" || (s.type == "linear" && s.factor == 1) || (s.type == "yarn" && s.factor == 1)) s.type = "default";
+        if (s.type == "none" || (s.type == "linear" && s.factor == 1) || (s.type == "yarn" && s.factor == 1))
+            s.type = "default";
         refuse_if(s.type != "default" && s.type != "linear" && s.type != "yarn" && s.type != "longrope", "rope.scaling.type");
         refuse_if(s.type == "yarn" && share != 1, "rope.scaling.yarn_ext_factor");
         refuse_if(s.type != "yarn" && share != 1 && share != 0, "rope.scaling.yarn_ext_factor");
-        refuse_if(s.type == "longrope" && s.short_factor.size() != s.long_factor.size(), "rope.scaling.type");
+        if (s.type == "longrope" && (s.short_factor.empty() || s.long_factor.empty())) refuse("rope.scaling.type", "needs two lists of factors");
         refuse_if(s.type != "default" && !(s.original_positions > 0), "rope.scaling.original_context_length");
         refuse_if(real("rope.scaling.alpha", 0) != 0, "rope.scaling.alpha");
         c.rope_theta = static_cast<float>(s.theta);
@@ -537,8 +550,9 @@ public:
             c.n_experts = c.n_experts_active = 0;
             return;
         }
-        if (!c.n_experts || !c.n_experts_active || c.n_experts_active > c.n_experts)
-            throw Error(where + ": " + std::to_string(c.n_experts_active) + " experts cannot be chosen from " + std::to_string(c.n_experts));
+        if (!c.n_experts || c.n_experts > 65536 || !c.n_experts_active || c.n_experts_active > c.n_experts)
+            throw Error(where + ": " + std::to_string(c.n_experts_active) + " experts cannot be chosen from "
+                + std::to_string(c.n_experts));
         refuse_if(gating > 3, "expert_gating_func");
         if (gating == 3) renormalise = true; // a softmax over the chosen ones comes to the same
         if (gating == 2) c.router = transformer::Router::sigmoid;
@@ -594,7 +608,8 @@ public:
     {
         optional(t.name, {n});
         std::vector<float> values(n);
-        if (t.type->block != 1) throw Error(t.path + ": the tensor " + t.name + " has the type " + t.type->name + ", which is not read");
+        if (t.type->block != 1)
+            throw Error(t.path + ": the tensor " + t.name + " has the type " + t.type->name + ", which is not read");
         t.type->decode(t.data, n, values.data());
         return values;
     }
@@ -625,7 +640,9 @@ public:
     // A norm without weights.
     void ones(uint32_t layer, Role role, uint32_t n)
     {
-        table(0, layer, role, 1, n, std::vector<float>(n, 1.0f)).identity = identity("ones " + std::to_string(n));
+        TensorSource& t = push(0, layer, static_cast<uint8_t>(role), 1, n);
+        t.read = [n](uint32_t, uint32_t, uint32_t, float* out) { std::fill_n(out, n, 1.0f); };
+        t.identity = identity("ones " + std::to_string(n));
     }
 
     // relative_bias of every layer out of tables of (buckets, heads); the first one is for layers that have none.
@@ -672,7 +689,8 @@ private:
         parts.push_back(std::make_shared<GgufFile>(path));
         const auto number_of = [&](const GgufFile& f, const char* key) {
             const auto v = f.values.find(key);
-            return v == f.values.end() ? 0 : static_cast<uint64_t>(std::max(0.0, scalar(*f.file, v->second.kind, v->second.at)));
+            return v == f.values.end() ? 0 : static_cast<uint64_t>(std::max(0.0,
+                scalar(*f.file, v->second.kind, v->second.at)));
         };
         const uint64_t n = number_of(*parts[0], "split.count");
         if (n > 1) {                // PREFIX-00001-of-00003.gguf
@@ -681,7 +699,8 @@ private:
                           static_cast<unsigned>(std::min<uint64_t>(n, 99999)));
             const size_t length = std::strlen(tail);
             if (n > 99999 || path.size() < length || path.compare(path.size() - length, length, tail) != 0)
-                throw Error(path + ": is one of " + std::to_string(n) + " files of a split model; its name must end in " + tail);
+                throw Error(path + ": is one of " + std::to_string(n) + " files of a split model; its name must end in "
+                    + tail);
             std::vector<std::shared_ptr<GgufFile>> all;
             for (unsigned i = 1; i <= n; i++) {
                 std::snprintf(tail, sizeof tail, "-%05u-of-%05u.gguf", i, static_cast<unsigned>(n));
@@ -713,9 +732,12 @@ private:
                 known += (known.empty() ? "" : ", ") + name;
                 if (name == architecture) family = &f;
             }
-        if (!family) throw Error(where + ": the architecture \"" + printable(architecture) + "\" is not supported; these are: " + known);
+        if (!family)
+            throw Error(where + ": the architecture \"" + printable(architecture) + "\" is not supported; these are: " + known);
         source.kind = "GGUF " + architecture;
     }
+
+    static constexpr uint64_t longest_list = 1 << 24; // tokens, more than a checkpoint can hold
 
     // ---- Values in the file ----
 
@@ -723,7 +745,8 @@ private:
     {
         const unsigned char* p = file.data + at;
         const auto signed_of = [](uint64_t value, uint32_t bits) {
-            return value >> (bits - 1) ? -static_cast<double>((~value & (~uint64_t{0} >> (64 - bits))) + 1) : static_cast<double>(value);
+            return value >> (bits - 1) ? -static_cast<double>((~value & (~uint64_t{0} >> (64 - bits))) + 1)
+                : static_cast<double>(value);
         };
         float value = 0;
         switch (kind) {
@@ -751,7 +774,7 @@ private:
         const GgufKind kind = v.kind == GgufKind::list ? v.item : v.kind;
         if (kind == GgufKind::text || kind == GgufKind::list || i >= v.count) refuse(name, "is no number");
         const double value = scalar(*parts[0]->file, kind, v.at + i * gguf_width(kind));
-        if (!std::isfinite(value)) refuse(name, "is no finite number");
+        if (!(std::fabs(value) <= 3e38)) refuse(name, "is no usable number");
         return value;
     }
     std::string_view text_at(uint64_t at) const // its length was checked when the file was read
@@ -778,7 +801,8 @@ private:
         for (uint32_t i = 0; i < main.n_layers; i++)
             if (routed(i) == routed_block)
                 for (const std::string& at : {prefix, encoder_prefix})
-                    if (const auto t = tensors.find(at + std::to_string(i) + "." + name); t != tensors.end() && t->second->sizes[0] < (1u << 30))
+                    if (const auto t = tensors.find(at + std::to_string(i) + "." + name);
+                        t != tensors.end() && t->second->sizes[0] < (1u << 30))
                         return static_cast<uint32_t>(t->second->sizes[0]);
         return 0;
     }
@@ -798,7 +822,8 @@ private:
         const uint32_t n = expert ? c.n_experts : 1, hidden = expert || !c.dense_hidden_dim ? c.hidden_dim : c.dense_hidden_dim;
         const uint32_t q = c.n_heads * (mla ? c.rope_dim + c.nope_head_dim : c.head_dim);
         const auto qk = [&](uint32_t heads) {
-            return qk_norm == full_norm ? Size{1, 1, heads * c.head_dim} : qk_norm == head_norm ? Size{1, heads, c.head_dim} : Size{1, 1, c.head_dim};
+            return qk_norm == full_norm ? Size{1, 1, heads * c.head_dim} : qk_norm == head_norm ? Size{1, heads, c.head_dim}
+                : Size{1, 1, c.head_dim};
         };
         switch (role) {
         case Role::token_embedding: return {1, c.vocab_size, c.dim};
@@ -830,7 +855,8 @@ private:
     }
     static bool is_norm(Role role)
     {
-        return role == Role::embedding_norm || role == Role::final_norm || role == Role::head_norm || role == Role::q_norm || role == Role::k_norm ||
+        return role == Role::embedding_norm || role == Role::final_norm || role == Role::head_norm || role == Role::q_norm
+            || role == Role::k_norm ||
                role == Role::q_a_norm || role == Role::kv_a_norm || (role >= Role::attn_norm_pre && role <= Role::ffn_norm_out);
     }
 
@@ -861,7 +887,8 @@ private:
             value = at->second;
         return value != negated;
     }
-    void add_row(const GgufRows& rows, const GgufRow& row, uint32_t stack, const Config& c, uint32_t layer, const std::string& at)
+    void add_row(const GgufRows& rows, const GgufRow& row, uint32_t stack, const Config& c, uint32_t layer,
+        const std::string& at)
     {
         const Role role = row.role;
         const std::string stem = at + row.name;
@@ -910,7 +937,8 @@ private:
 
         const bool gate = role == Role::gate || role == Role::shared_gate, up = role == Role::up || role == Role::shared_up;
         if (role == Role::wq || role == Role::wk || role == Role::wv) { // below each other in attn_qkv; biases may stand alone
-            const std::string fused = replaced_in(slot.stem, role == Role::wq ? "attn_q" : role == Role::wk ? "attn_k" : "attn_v", "attn_qkv");
+            const std::string fused = replaced_in(slot.stem, role == Role::wq ? "attn_q" : role == Role::wk ? "attn_k"
+                : "attn_v", "attn_qkv");
             if (!there(slot.stem) && there(fused) && (!slot.bias || has(fused + ending))) {
                 const uint64_t queries = uint64_t{c.n_heads} * c.head_dim, keys = uint64_t{c.n_kv_heads} * c.head_dim;
                 stems = {fused};
@@ -923,8 +951,10 @@ private:
             const std::string fused = replaced_in(slot.stem, mark, many ? "ffn_gate_up" : "ffn_up");
             if (many && !there(slot.stem) && there(replaced_in(slot.stem, mark + "_exps", mark + ".0"))) {
                 stems.clear();      // one tensor for each expert
-                for (uint32_t i = 0; i < size.count; i++) stems.push_back(replaced_in(slot.stem, mark + "_exps", mark + "." + std::to_string(i)));
-            } else if ((gate || up) && (slot.gated || role >= Role::shared_gate) && there(fused) && !there(replaced_in(slot.stem, mark, "ffn_gate"))) {
+                for (uint32_t i = 0; i < size.count; i++)
+                    stems.push_back(replaced_in(slot.stem, mark + "_exps", mark + "." + std::to_string(i)));
+            } else if ((gate || up) && (slot.gated || role >= Role::shared_gate) && there(fused)
+                && !there(replaced_in(slot.stem, mark, "ffn_gate"))) {
                 stems = {fused};    // gates above the rest
                 total = 2 * n;
                 pick.first = gate ? 0 : n;
@@ -932,7 +962,8 @@ private:
         }
 
         // The order of rotated rows.
-        const bool turned = role == Role::wq || role == Role::wk || ((role == Role::q_norm || role == Role::k_norm) && qk_norm != shared_norm);
+        const bool turned = role == Role::wq || role == Role::wk
+            || ((role == Role::q_norm || role == Role::k_norm) && qk_norm != shared_norm);
         pick.pairs = (family->traits & gguf_pairs) != 0;
         if (c.kv_lora_rank && (role == Role::wq || role == Role::wkv_a)) {
             pick.head = c.rope_dim + (role == Role::wq ? c.nope_head_dim : c.kv_lora_rank);
@@ -962,8 +993,10 @@ private:
             const GgufTensor* t = optional(name, shape);
             if (!t && !needed) return;
             if (!t) throw Error(where + ": the tensor " + name + " is missing");
-            if (!pick.parts.empty() && t->type != pick.parts[0]->type) throw Error(where + ": the experts of " + slot.stem + " differ in type");
-            if (flat && t->type->block != 1) throw Error(where + ": the tensor " + name + " is a vector of type " + t->type->name + ", which is not read");
+            if (!pick.parts.empty() && t->type != pick.parts[0]->type)
+                throw Error(where + ": the experts of " + slot.stem + " differ in type");
+            if (flat && t->type->block != 1)
+                throw Error(where + ": the tensor " + name + " is a vector of type " + t->type->name + ", which is not read");
             pick.parts.push_back(t);
         }
         pick.files = files;
@@ -971,12 +1004,14 @@ private:
         pick.cols = size.cols;
         pick.flat = flat;
 
-        TensorSource& target = push(slot.stack, slot.layer, static_cast<uint8_t>(static_cast<uint8_t>(role) | (slot.bias ? transformer::role_bias : 0)), size.rows, size.cols);
+        TensorSource& target = push(slot.stack, slot.layer, static_cast<uint8_t>(static_cast<uint8_t>(role) | (slot.bias
+            ? transformer::role_bias : 0)), size.rows, size.cols);
         const GgmlType& type = *pick.parts[0]->type;
         target.count = size.count;
         target.stored = type.stored;
         std::string key = stems[0] + ending;
-        for (const uint64_t value : {pick.first, uint64_t{pick.head}, uint64_t{pick.rope}, uint64_t{pick.across}, uint64_t{size.rows}})
+        for (const uint64_t value : {pick.first, uint64_t{pick.head}, uint64_t{pick.rope}, uint64_t{pick.across},
+            uint64_t{size.rows}})
             key += " " + std::to_string(value);
         target.identity = identity(key);
         const auto shared = std::make_shared<const GgufPick>(std::move(pick));
@@ -998,13 +1033,17 @@ private:
         for (const auto& [name, t] : tensors) {
             if (used.count(name)) continue;
             uint32_t layer = 0;     // those of layers that guess further tokens are left alone
-            if (std::sscanf(name.c_str(), "blk.%9u.", &layer) == 1 && layer >= main.n_layers && layer < u32("block_count")) continue;
+            if (std::sscanf(name.c_str(), "blk.%9u.", &layer) == 1 && layer >= main.n_layers && layer < u32("block_count"))
+                continue;
             throw Error(t->path + ": the tensor " + printable(name, 200) + " has no place in the architecture " + architecture);
         }
         // What nobody has read may change the numbers; a value of 0 switches nothing on.
-        static const char* const neutral[] = {"vocab_size", "tensor_data_layout", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
-            "attention.group_norm_epsilon", "attention.group_norm_groups", "expert_feed_forward_length", "expert_shared_feed_forward_length",
-            "expert_shared_count", "leading_dense_block_count", "interleave_moe_layer_step", "moe_every_n_layers", "n_deepstack_layers",
+        static const char* const neutral[] = {"vocab_size", "tensor_data_layout", "attention.layer_norm_epsilon",
+            "attention.layer_norm_rms_epsilon",
+            "attention.group_norm_epsilon", "attention.group_norm_groups", "expert_feed_forward_length",
+                "expert_shared_feed_forward_length",
+            "expert_shared_count", "leading_dense_block_count", "interleave_moe_layer_step", "moe_every_n_layers",
+                "n_deepstack_layers",
             "use_parallel_residual", "rope.scaling.finetuned", "feed_forward_length", "rope.freq_base", "rope.dimension_count",
             "context_length", "pooling_type", "classifier.output_labels"};
         for (const char* name : neutral) find(name);
@@ -1013,7 +1052,8 @@ private:
             const bool plain = value.kind != GgufKind::text && value.kind != GgufKind::list;
             if (plain && scalar(*parts[0]->file, value.kind, value.at) == 0) continue;
             if (value.kind == GgufKind::list && !value.count) continue;
-            throw Error(where + ": the setting " + printable(key) + " = " + in_words(value) + " is not known, and it may change the numbers");
+            throw Error(where + ": the setting " + printable(key) + " = " + in_words(value)
+                + " is not known, and it may change the numbers");
         }
     }
 
@@ -1070,7 +1110,8 @@ inline void GgufReader::read_vocabulary(const std::string& tokenizer)
     };
     for (const int32_t at : {p.eos, p.eot, id("eom")}) stop(at);
     // Not every converter says all ids that end a turn; these texts mean nothing else.
-    static const char* const ends[] = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
+    static const char* const ends[] = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
+        "<EOT>",
                                        "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>", "<|end_of_text|>"};
     for (size_t i = 0; i < p.tokens.size() && i < INT32_MAX; i++)
         for (const char* text : ends)
@@ -1094,34 +1135,50 @@ inline void GgufReader::read_vocabulary(const std::string& tokenizer)
 
 // ---- What the tables share -------------------------------------------------------------------------------------------
 
-inline GgufRows gguf_ends() { return {{"token_embd", Role::token_embedding}, {"output_norm", Role::final_norm}, {"output", Role::lm_head}}; }
+inline GgufRows gguf_ends()
+{
+    return {{"token_embd", Role::token_embedding}, {"output_norm", Role::final_norm}, {"output", Role::lm_head}};
+}
 inline GgufRows gguf_attention()
 {
     return {{"attn_q", Role::wq}, {"attn_k", Role::wk}, {"attn_v", Role::wv}, {"attn_output", Role::wo}};
 }
 inline GgufRows gguf_pre_norms() { return {{"attn_norm", Role::attn_norm_pre}, {"ffn_norm", Role::ffn_norm_pre}}; }
-inline GgufRows gguf_gated(const char* when = "") { return {{"ffn_gate", Role::gate, when}, {"ffn_up", Role::up, when}, {"ffn_down", Role::down, when}}; }
+inline GgufRows gguf_gated(const char* when = "")
+{
+    return {{"ffn_gate", Role::gate, when}, {"ffn_up", Role::up, when}, {"ffn_down", Role::down, when}};
+}
 inline GgufRows gguf_ungated() { return {{"ffn_up", Role::up}, {"ffn_down", Role::down}}; }
 inline GgufRows gguf_experts()
 {
-    return gguf_gated("!experts") + GgufRows{{"ffn_gate_inp", Role::router, "experts"}, {"ffn_gate_exps", Role::gate, "experts"},
+    return gguf_gated("!experts") + GgufRows{{"ffn_gate_inp", Role::router, "experts"},
+        {"ffn_gate_exps", Role::gate, "experts"},
                                              {"ffn_up_exps", Role::up, "experts"}, {"ffn_down_exps", Role::down, "experts"}};
 }
 inline GgufRows gguf_shared_expert()
 {
-    return {{"ffn_gate_shexp", Role::shared_gate, "shared"}, {"ffn_up_shexp", Role::shared_up, "shared"}, {"ffn_down_shexp", Role::shared_down, "shared"}};
+    return {{"ffn_gate_shexp", Role::shared_gate, "shared"}, {"ffn_up_shexp", Role::shared_up, "shared"},
+        {"ffn_down_shexp", Role::shared_down, "shared"}};
 }
-inline GgufRows gguf_qk_norms(const char* when = "") { return {{"attn_q_norm", Role::q_norm, when}, {"attn_k_norm", Role::k_norm, when}}; }
+inline GgufRows gguf_qk_norms(const char* when = "")
+{
+    return {{"attn_q_norm", Role::q_norm, when}, {"attn_k_norm", Role::k_norm, when}};
+}
 inline GgufRows gguf_llama() { return gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_experts(); }
-inline GgufRows gguf_one_norm() { return {{"attn_norm", Role::attn_norm_pre}, {"attn_norm", Role::ffn_norm_pre}}; } // of parallel blocks
+// of parallel blocks
+inline GgufRows gguf_dense() { return gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(); }
+inline GgufRows gguf_older() { return gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_ungated(); }
+inline GgufRows gguf_one_norm() { return {{"attn_norm", Role::attn_norm_pre}, {"attn_norm", Role::ffn_norm_pre}}; }
 inline GgufRows gguf_sandwich()
 {
     return gguf_pre_norms() + GgufRows{{"post_attention_norm", Role::attn_norm_post}, {"post_ffw_norm", Role::ffn_norm_post}};
 }
 inline GgufRows gguf_bert()
 {
-    return {{"token_embd", Role::token_embedding}, {"token_types", Role::type_embedding, "?"}, {"token_embd_norm", Role::embedding_norm},
-            {"attn_output_norm", Role::attn_norm_out}, {"layer_output_norm", Role::ffn_norm_out}, {"cls", Role::head_dense, "dense"},
+    return {{"token_embd", Role::token_embedding}, {"token_types", Role::type_embedding, "?"},
+        {"token_embd_norm", Role::embedding_norm},
+            {"attn_output_norm", Role::attn_norm_out}, {"layer_output_norm", Role::ffn_norm_out},
+                {"cls", Role::head_dense, "dense"},
             {"cls.output", Role::lm_head, "classifier"}};
 }
 
@@ -1164,7 +1221,7 @@ inline void gguf_deepseek(GgufReader& r)
     c.q_lora_rank = r.u32("attention.q_lora_rank", 0);
     c.kv_lora_rank = r.u32("attention.kv_lora_rank");
     c.mla_v_head_dim = split ? r.u32("attention.value_length_mla") : c.v_head_dim;
-    if (key <= c.rope_dim || !c.kv_lora_rank || c.kv_lora_rank > 65536 || c.rope_dim > 65536)
+    if (key <= c.rope_dim || key > 65536 || !c.kv_lora_rank || c.kv_lora_rank > 65536 || !c.mla_v_head_dim || c.mla_v_head_dim > 65536)
         throw Error(r.where + ": the sizes of latent attention are not possible");
     c.nope_head_dim = key - c.rope_dim;
     c.n_kv_heads = 1;
@@ -1192,7 +1249,7 @@ inline void gguf_t5(GgufReader& r)
     r.encoder.flags = 0;
     r.encoder.n_outputs = 0;
     r.main.n_layers = r.u32("decoder_block_count", r.encoder.n_layers);
-    if (!r.main.n_layers || r.main.n_layers > 65534) r.refuse("decoder_block_count");
+    if (!r.main.n_layers || r.main.n_layers > 1024) r.refuse("decoder_block_count");
     r.main.flags |= transformer::flag_cross;
     r.flags.assign(r.main.n_layers, transformer::layer_local);
     r.main.decoder_start = r.find("decoder_start_token_id") ? r.u32("decoder_start_token_id") + 1 : 0;
@@ -1205,11 +1262,15 @@ inline void gguf_t5(GgufReader& r)
 inline GgufRows gguf_t5_rows(bool decoder)
 {
     GgufRows rows = {{"token_embd", Role::token_embedding}, {decoder ? "dec.output_norm" : "enc.output_norm", Role::final_norm},
-                     {"attn_norm", Role::attn_norm_pre}, {"attn_q", Role::wq}, {"attn_k", Role::wk}, {"attn_v", Role::wv}, {"attn_o", Role::wo},
-                     {"ffn_norm", Role::ffn_norm_pre}, {"ffn_gate", Role::gate, "gated"}, {"ffn_up", Role::up}, {"ffn_down", Role::down}};
+                     {"attn_norm", Role::attn_norm_pre}, {"attn_q", Role::wq}, {"attn_k", Role::wk}, {"attn_v", Role::wv},
+                         {"attn_o", Role::wo},
+                     {"ffn_norm", Role::ffn_norm_pre}, {"ffn_gate", Role::gate, "gated"}, {"ffn_up", Role::up},
+                         {"ffn_down", Role::down}};
     if (decoder)
-        rows = rows + GgufRows{{"output", Role::lm_head}, {"cross_attn_norm", Role::cross_norm_pre}, {"cross_attn_q", Role::cross_wq},
-                               {"cross_attn_k", Role::cross_wk}, {"cross_attn_v", Role::cross_wv}, {"cross_attn_o", Role::cross_wo}};
+        rows = rows + GgufRows{{"output", Role::lm_head}, {"cross_attn_norm", Role::cross_norm_pre},
+            {"cross_attn_q", Role::cross_wq},
+                               {"cross_attn_k", Role::cross_wk}, {"cross_attn_v", Role::cross_wv},
+                                   {"cross_attn_o", Role::cross_wo}};
     return rows;
 }
 
@@ -1236,12 +1297,12 @@ inline const std::vector<GgufFamily>& gguf_families()
         // Llama and what has its blocks.
         {"llama", rms, silu, gguf_pairs, gguf_llama(), rotary_experts},
         {"internlm2 xverse ernie4_5", rms, silu, gguf_pairs, gguf_llama(), gguf_rotary},
-        {"qwen2 qwen2vl qwen", rms, silu, 0, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(),
+        {"qwen2 qwen2vl qwen", rms, silu, 0, gguf_dense(),
          [](GgufReader& r) {
              r.find("rope.dimension_sections");                // the same for text
              gguf_rotary(r);
          }},
-        {"qwen3 qwen3vl", rms, silu, 0, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_qk_norms() + gguf_gated(),
+        {"qwen3 qwen3vl", rms, silu, 0, gguf_dense() + gguf_qk_norms(),
          [](GgufReader& r) {
              r.find("rope.dimension_sections");
              gguf_rotary(r);
@@ -1258,13 +1319,14 @@ inline const std::vector<GgufFamily>& gguf_families()
              gguf_rotary(r);
              r.set_experts(true);
          }},
-        {"phi3", rms, silu, 0, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(), gguf_rotary},
-        {"exaone", rms, silu, 0, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(), gguf_rotary},
+        {"phi3", rms, silu, 0, gguf_dense(), gguf_rotary},
+        {"exaone", rms, silu, 0, gguf_dense(), gguf_rotary},
         {"seed_oss", rms, silu, 0,
-         gguf_ends() + GgufRows{{"attn_norm", Role::attn_norm_pre}, {"post_attention_norm", Role::ffn_norm_pre}} + gguf_attention() + gguf_gated(),
+         gguf_ends() + GgufRows{{"attn_norm", Role::attn_norm_pre},
+             {"post_attention_norm", Role::ffn_norm_pre}} + gguf_attention() + gguf_gated(),
          gguf_rotary},
-        {"orion", layer, silu, gguf_shifts, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(), gguf_rotary},
-        {"arcee", rms, Activation::relu_squared, gguf_pairs, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_ungated(), gguf_rotary},
+        {"orion", layer, silu, gguf_shifts, gguf_dense(), gguf_rotary},
+        {"arcee", rms, Activation::relu_squared, gguf_pairs, gguf_older(), gguf_rotary},
         {"granite granitemoe", rms, silu, gguf_pairs, gguf_llama() + gguf_shared_expert(), scaled},
         {"smollm3", rms, silu, gguf_pairs, gguf_llama(),
          [](GgufReader& r) {
@@ -1282,7 +1344,8 @@ inline const std::vector<GgufFamily>& gguf_families()
                  for (const Role role : {Role::attn_norm_pre, Role::ffn_norm_pre}) r.ones(i, role, r.main.dim);
          }},
         {"olmo2", rms, silu, 0,
-         gguf_ends() + GgufRows{{"post_attention_norm", Role::attn_norm_post}, {"post_ffw_norm", Role::ffn_norm_post}} + gguf_attention() +
+         gguf_ends() + GgufRows{{"post_attention_norm", Role::attn_norm_post},
+             {"post_ffw_norm", Role::ffn_norm_post}} + gguf_attention() +
              gguf_qk_norms() + gguf_gated(),
          [](GgufReader& r) {
              r.fill(r.main);
@@ -1297,7 +1360,7 @@ inline const std::vector<GgufFamily>& gguf_families()
              r.set_experts(false);
          }},
         {"glm4", rms, silu, gguf_pairs, gguf_ends() + gguf_sandwich() + gguf_attention() + gguf_gated(), gguf_rotary},
-        {"chatglm", rms, silu, gguf_pairs, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(), gguf_rotary},
+        {"chatglm", rms, silu, gguf_pairs, gguf_dense(), gguf_rotary},
         {"command-r cohere2", layer, silu, gguf_pairs | gguf_parallel,
          gguf_ends() + gguf_one_norm() + gguf_attention() + gguf_qk_norms("?") + gguf_gated(),
          [](GgufReader& r) {
@@ -1338,13 +1401,15 @@ inline const std::vector<GgufFamily>& gguf_families()
              }
              for (uint32_t i = 0; i < c.n_layers; i++) {
                  if (c.chunk && !(r.flags[i] & transformer::layer_local))
-                     r.flags[i] = static_cast<uint8_t>(r.flags[i] | transformer::layer_no_rope | transformer::layer_query_temperature);
+                     r.flags[i] = static_cast<uint8_t>(
+                         r.flags[i] | transformer::layer_no_rope | transformer::layer_query_temperature);
                  else if (c.n_experts != 128)                  // L2 norm, which the largest model lacks
                      for (const Role role : {Role::q_norm, Role::k_norm}) r.ones(i + 1, role, c.head_dim);
              }
          }},
         {"gpt-oss", rms, Activation::clamped_swiglu, 0,
-         gguf_ends() + GgufRows{{"attn_norm", Role::attn_norm_pre}, {"post_attention_norm", Role::ffn_norm_pre}} + gguf_attention() +
+         gguf_ends() + GgufRows{{"attn_norm", Role::attn_norm_pre},
+             {"post_attention_norm", Role::ffn_norm_pre}} + gguf_attention() +
              GgufRows{{"attn_sinks", Role::sinks}} + gguf_experts(),
          [](GgufReader& r) {
              r.fill(r.main);
@@ -1357,14 +1422,15 @@ inline const std::vector<GgufFamily>& gguf_families()
          }},
         {"deepseek2", rms, silu, gguf_pairs,
          gguf_ends() + gguf_pre_norms() +
-             GgufRows{{"attn_q", Role::wq, "!q_lora"}, {"attn_q_a", Role::wq_a, "q_lora"}, {"attn_q_a_norm", Role::q_a_norm, "q_lora"},
+             GgufRows{{"attn_q", Role::wq, "!q_lora"}, {"attn_q_a", Role::wq_a, "q_lora"},
+                 {"attn_q_a_norm", Role::q_a_norm, "q_lora"},
                       {"attn_q_b", Role::wq, "q_lora"}, {"attn_kv_a_mqa", Role::wkv_a}, {"attn_kv_a_norm", Role::kv_a_norm},
                       {"attn_k_b", Role::wk_b}, {"attn_v_b", Role::wv_b}, {"attn_output", Role::wo}} +
              gguf_experts() + GgufRows{{"exp_probs_b", Role::router_bias, "?"}} + gguf_shared_expert(),
          gguf_deepseek},
 
         // Gemma.
-        {"gemma", rms, gelu_tanh, 0, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_gated(),
+        {"gemma", rms, gelu_tanh, 0, gguf_dense(),
          [](GgufReader& r) {
              gguf_gemma(r);
              r.set_rope(r.main);
@@ -1386,7 +1452,8 @@ inline const std::vector<GgufFamily>& gguf_families()
              r.set_rope(r.main, 10000);
          }},
         {"gemma-embedding", rms, gelu_tanh, gguf_encoder,
-         GgufRows{{"token_embd", Role::token_embedding}, {"output_norm", Role::final_norm}} + gguf_sandwich() + gguf_attention() + gguf_qk_norms() +
+         GgufRows{{"token_embd", Role::token_embedding}, {"output_norm", Role::final_norm}} + gguf_sandwich()
+             + gguf_attention() + gguf_qk_norms() +
              gguf_gated(),
          [](GgufReader& r) {
              gguf_gemma(r);
@@ -1396,16 +1463,18 @@ inline const std::vector<GgufFamily>& gguf_families()
 
         // GPT-2 and the older decoders.
         {"gpt2 starcoder", layer, gelu_tanh, gguf_shifts,
-         gguf_ends() + GgufRows{{"position_embd", Role::position_embedding}} + gguf_pre_norms() + gguf_attention() + gguf_ungated(),
+         gguf_older() + GgufRows{{"position_embd", Role::position_embedding}},
          [](GgufReader& r) { r.fill(r.main); }},
-        {"gptneox", layer, gelu, gguf_shifts, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_ungated(),
+        {"gptneox", layer, gelu, gguf_shifts, gguf_older(),
          [](GgufReader& r) {
              gguf_rotary(r);
              if (r.truth("use_parallel_residual", true)) r.main.flags |= transformer::flag_parallel;
          }},
-        {"gptj", layer, gelu_tanh, gguf_shifts | gguf_pairs | gguf_parallel, gguf_ends() + gguf_one_norm() + gguf_attention() + gguf_ungated(),
+        {"gptj", layer, gelu_tanh, gguf_shifts | gguf_pairs | gguf_parallel,
+            gguf_ends() + gguf_one_norm() + gguf_attention() + gguf_ungated(),
          gguf_rotary},
-        {"phi2", layer, gelu_tanh, gguf_shifts | gguf_parallel, gguf_ends() + gguf_one_norm() + gguf_attention() + gguf_ungated(), gguf_rotary},
+        {"phi2", layer, gelu_tanh, gguf_shifts | gguf_parallel,
+            gguf_ends() + gguf_one_norm() + gguf_attention() + gguf_ungated(), gguf_rotary},
         {"falcon", layer, gelu, gguf_shifts | gguf_parallel,
          gguf_ends() + GgufRows{{"attn_norm", Role::ffn_norm_pre}, {"attn_norm", Role::attn_norm_pre, "one_norm"},
                                 {"attn_norm_2", Role::attn_norm_pre, "!one_norm"}} +
@@ -1414,10 +1483,13 @@ inline const std::vector<GgufFamily>& gguf_families()
              gguf_rotary(r);
              r.conditions["one_norm"] = !r.has("blk.0.attn_norm_2.weight");
          }},
-        {"starcoder2", layer, gelu_tanh, gguf_shifts, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_ungated(), gguf_rotary},
-        {"nemotron", layer, Activation::relu_squared, gguf_shifts, gguf_ends() + gguf_pre_norms() + gguf_attention() + gguf_ungated(), gguf_rotary},
+        {"starcoder2", layer, gelu_tanh, gguf_shifts, gguf_older(),
+            gguf_rotary},
+        {"nemotron", layer, Activation::relu_squared, gguf_shifts,
+            gguf_older(), gguf_rotary},
         {"stablelm", layer, silu, gguf_shifts,
-         gguf_ends() + GgufRows{{"attn_norm", Role::attn_norm_pre}, {"attn_norm", Role::ffn_norm_pre, "parallel"}, {"ffn_norm", Role::ffn_norm_pre, "!parallel"}} +
+         gguf_ends() + GgufRows{{"attn_norm", Role::attn_norm_pre}, {"attn_norm", Role::ffn_norm_pre, "parallel"},
+             {"ffn_norm", Role::ffn_norm_pre, "!parallel"}} +
              gguf_attention() + gguf_qk_norms("?") + gguf_gated(),
          [](GgufReader& r) {
              gguf_rotary(r);
@@ -1427,13 +1499,13 @@ inline const std::vector<GgufFamily>& gguf_families()
              r.main.flags |= transformer::flag_qk_norm_layer;
          }},
         {"bloom", layer, gelu_tanh, gguf_shifts,
-         gguf_ends() + GgufRows{{"token_embd_norm", Role::embedding_norm}} + gguf_pre_norms() + gguf_attention() + gguf_ungated(),
+         gguf_older() + GgufRows{{"token_embd_norm", Role::embedding_norm}},
          [](GgufReader& r) {
              r.fill(r.main);
              r.table(0, 0, Role::alibi_slopes, 1, r.main.n_heads, alibi_slopes(r.main.n_heads));
          }},
         {"mpt", layer, gelu, gguf_shifts,
-         gguf_ends() + GgufRows{{"position_embd", Role::position_embedding, "?"}} + gguf_pre_norms() + gguf_attention() + gguf_qk_norms("?") + gguf_ungated(),
+         gguf_older() + GgufRows{{"position_embd", Role::position_embedding, "?"}} + gguf_qk_norms("?"),
          [](GgufReader& r) {
              r.fill(r.main);
              r.shifts = false;
@@ -1445,14 +1517,16 @@ inline const std::vector<GgufFamily>& gguf_families()
 
         // Encoders.
         {"bert", layer, gelu, gguf_encoder | gguf_shifts,
-         gguf_bert() + GgufRows{{"position_embd", Role::position_embedding}} + gguf_attention() + gguf_ungated(), gguf_lone_encoder},
+         gguf_bert() + GgufRows{{"position_embd", Role::position_embedding}} + gguf_attention() + gguf_ungated(),
+             gguf_lone_encoder},
         {"nomic-bert", layer, silu, gguf_encoder | gguf_shifts, gguf_bert() + gguf_attention() + gguf_gated(),
          [](GgufReader& r) {
              gguf_lone_encoder(r);
              r.set_rope(r.main);
          }},
         {"modern-bert", layer, gelu, gguf_encoder,
-         GgufRows{{"token_embd", Role::token_embedding}, {"token_embd_norm", Role::embedding_norm}, {"output_norm", Role::final_norm},
+         GgufRows{{"token_embd", Role::token_embedding}, {"token_embd_norm", Role::embedding_norm},
+             {"output_norm", Role::final_norm},
                   {"attn_norm", Role::attn_norm_pre, "?"}, {"ffn_norm", Role::ffn_norm_pre}, {"cls", Role::head_dense, "dense"},
                   {"cls.norm", Role::head_norm, "dense"}, {"cls.output", Role::lm_head, "classifier"}} +
              gguf_attention() + gguf_gated(),

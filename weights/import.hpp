@@ -59,7 +59,8 @@ inline Source read_llama2c(const std::string& path, const std::string& tokenizer
 
 // The writer. An exception out of `progress` stops it; write_to_file then leaves nothing behind.
 inline AlignedBytes write_to_memory(const Source& source, const WriteOptions& options);
-inline void write_to_file(const Source& source, const WriteOptions& options, const std::string& path); // temporary name, then renamed
+// temporary name, then renamed
+inline void write_to_file(const Source& source, const WriteOptions& options, const std::string& path);
 
 }  // namespace weights
 
@@ -87,7 +88,8 @@ inline Source read_source(const std::string& path, const std::string& tokenizer)
 {
     if (is_directory(path)) return read_huggingface(path, tokenizer);
 #ifdef TRANSFORMER_HAS_HUGGINGFACE
-    if (const File file = map_file(path); file->size >= 4 && std::memcmp(file->data, "GGUF", 4) == 0) return read_gguf(path, tokenizer);
+    if (const File file = map_file(path); file->size >= 4 && std::memcmp(file->data, "GGUF", 4) == 0)
+        return read_gguf(path, tokenizer);
 #endif
     return read_llama2c(path, tokenizer);
 }

@@ -41,7 +41,8 @@ struct Json::Member {
 
 inline const Json* Json::find(std::string_view key) const
 {
-    const auto at = std::lower_bound(members.begin(), members.end(), key, [](const Member& m, std::string_view k) { return m.key < k; });
+    const auto at = std::lower_bound(members.begin(), members.end(), key,
+        [](const Member& m, std::string_view k) { return m.key < k; });
     return at != members.end() && at->key == key ? &at->value : nullptr;
 }
 
@@ -152,7 +153,8 @@ private:
         auto& all = json.members;
         std::sort(all.begin(), all.end(), [](const Json::Member& a, const Json::Member& b) { return a.key < b.key; });
         for (size_t i = 1; i < all.size(); i++)
-            if (all[i].key == all[i - 1].key) throw Error(name_ + ": the key \"" + printable(all[i].key) + "\" stands twice in one object");
+            if (all[i].key == all[i - 1].key)
+                throw Error(name_ + ": the key \"" + printable(all[i].key) + "\" stands twice in one object");
     }
 
     void items(Json& json, uint32_t depth)
@@ -173,7 +175,8 @@ private:
         uint32_t code = 0;
         for (int i = 0; i < 4; i++, at_++) {
             const char c = peek();
-            const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+            const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A'
+                && c <= 'F' ? c - 'A' + 10 : -1;
             if (digit < 0) fail("\\u needs four hexadecimal digits");
             code = code * 16 + static_cast<uint32_t>(digit);
         }
@@ -192,7 +195,8 @@ private:
             good = (c & 0xc0) == 0x80;
             code = code << 6 | (c & 63u);
         }
-        if (!good || (more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10ffff)) || (code >= 0xd800 && code < 0xe000))
+        if (!good || (more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10ffff))
+            || (code >= 0xd800 && code < 0xe000))
             fail("a string is not UTF-8");
         out.append(text_ + at_, more + 1);
         at_ += more + 1;
@@ -297,7 +301,8 @@ inline Json parse_json(std::string_view text, const std::string& name, size_t ma
 }
 
 // A small file: a configuration, an index.
-inline Json read_json(const std::string& path, uint64_t max_bytes = uint64_t{1} << 26) { return parse_json(read_text(path, max_bytes), path); }
+inline Json read_json(const std::string& path, uint64_t max_bytes = uint64_t{1} << 26) {
+    return parse_json(read_text(path, max_bytes), path); }
 
 }  // namespace weights
 #endif

@@ -42,7 +42,8 @@ inline Llama2cShape llama2c_shape(const Llama2cHeader& h, Llama2cTensor t)
     case Llama2cTensor::w1: case Llama2cTensor::w3: return {h.n_layers, h.hidden_dim, h.dim};
     case Llama2cTensor::w2: return {h.n_layers, h.dim, h.hidden_dim};
     case Llama2cTensor::final_norm: return {1, 1, h.dim};
-    case Llama2cTensor::rope_tables: return {h.version == 0 ? 1u : 0u, h.max_seq_len, head_dim}; // cos and sin, unused since long
+    // cos and sin, unused since long
+    case Llama2cTensor::rope_tables: return {h.version == 0 ? 1u : 0u, h.max_seq_len, head_dim};
     case Llama2cTensor::classifier: return {h.tied ? 0u : 1u, h.vocab_size, h.dim};
     case Llama2cTensor::end: break;
     }
@@ -103,7 +104,8 @@ inline std::string foreign_file(const MappedFile& file)
             if (begins("data.pkl", 8, i)) return "a PyTorch checkpoint (zip); save it as safetensors and give the folder";
         return "a zip archive";
     }
-    if (n > 2 && p[0] == 0x80 && p[1] >= 2 && p[1] <= 5 && (p[2] == 0x8a || p[2] == 0x95 || p[2] == '}' || p[2] == 'c' || p[2] == ']'))
+    if (n > 2 && p[0] == 0x80 && p[1] >= 2 && p[1] <= 5 && (p[2] == 0x8a || p[2] == 0x95 || p[2] == '}' || p[2] == 'c'
+        || p[2] == ']'))
         return "a Python pickle (an old PyTorch checkpoint?); save it as safetensors and give the folder";
     if (begins("\x89PNG", 4)) return "a PNG picture";
     if (begins("\xff\xd8\xff", 3)) return "a JPEG picture";
@@ -120,7 +122,8 @@ inline std::string foreign_file(const MappedFile& file)
     if (begins("SQLite format", 13)) return "an SQLite database";
     if (n > 9 && p[8] == '{' && load_u64(p) >= 2 && load_u64(p) <= n - 8)
         return "a safetensors file; give the folder that holds it and its config.json";
-    if (begins("version https://git-lfs", 23)) return "a Git LFS pointer in place of a model; fetch the model itself (git lfs pull)";
+    if (begins("version https://git-lfs", 23))
+        return "a Git LFS pointer in place of a model; fetch the model itself (git lfs pull)";
 
     const uint64_t head = std::min<uint64_t>(n, 4096);
     const auto all = [&](unsigned char value) {
@@ -186,7 +189,8 @@ inline VocabularySource read_llama2c_tokenizer(const MappedFile& file, const std
     for (uint32_t id = 0; n_tokens ? id < n_tokens : at < file.size; id++) {
         const std::string where = path + ": token " + std::to_string(id);
         if (file.size - at < 8)
-            throw Error(n_tokens ? where + " is missing: the file ends at byte " + std::to_string(file.size) + ", the model has " +
+            throw Error(n_tokens ? where + " is missing: the file ends at byte " + std::to_string(file.size)
+                + ", the model has " +
                                        std::to_string(n_tokens) + " tokens"
                                  : where + " is cut short at byte " + std::to_string(file.size));
         const float score = load_f32(file.data + at);
@@ -194,7 +198,8 @@ inline VocabularySource read_llama2c_tokenizer(const MappedFile& file, const std
         at += 8;
         if (!std::isfinite(score)) throw Error(where + " has no finite score");
         if (length < 0 || static_cast<uint64_t>(length) > file.size - at)
-            throw Error(where + " says that it is " + std::to_string(length) + " bytes long, " + std::to_string(file.size - at) +
+            throw Error(where + " says that it is " + std::to_string(length) + " bytes long, "
+                + std::to_string(file.size - at) +
                         " are left in the file");
         std::string text(reinterpret_cast<const char*>(file.data) + at, static_cast<size_t>(length));
         at += static_cast<uint64_t>(length);
@@ -215,7 +220,8 @@ inline VocabularySource read_llama2c_tokenizer(const MappedFile& file, const std
         v.types.push_back(type);
     }
     if (at != file.size)
-        throw Error(path + ": goes on after the " + std::to_string(n_tokens) + " tokens of the model (byte " + std::to_string(at) + " of " +
+        throw Error(path + ": goes on after the " + std::to_string(n_tokens) + " tokens of the model (byte "
+            + std::to_string(at) + " of " +
                     std::to_string(file.size) + "): it belongs to another model");
     if (v.tokens.empty()) throw Error(path + ": holds no tokens");
     if (n_bytes == 256) v.flags |= transformer::vocabulary_byte_fallback;
@@ -233,7 +239,8 @@ inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::stri
     const std::string foreign = foreign_file(file);
     if (!foreign.empty()) throw Error(path + ": is " + foreign);
     const auto too_short = [&](uint64_t needed) {
-        return Error(path + ": " + std::to_string(file.size) + " bytes are too few for a model, its header alone has " + std::to_string(needed));
+        return Error(path + ": " + std::to_string(file.size) + " bytes are too few for a model, its header alone has "
+            + std::to_string(needed));
     };
     const unsigned char* p = file.data;
     // Its first score is 0, where a model has hidden_dim.
@@ -249,7 +256,8 @@ inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::stri
             throw Error(path + ": is a llama2.c file of version " + std::to_string(version) + ", known are 0, 1 and 2");
         h.version = static_cast<uint32_t>(version);
         p += 8;
-        if (p[28] > 1) throw Error(path + ": llama2.c header: shared_classifier is " + std::to_string(p[28]) + ", it can be 0 or 1");
+        if (p[28] > 1)
+            throw Error(path + ": llama2.c header: shared_classifier is " + std::to_string(p[28]) + ", it can be 0 or 1");
         h.tied = p[28] == 1;
         group_at = 8 + 29;          // behind a single byte, so it is not aligned
     }
@@ -274,19 +282,23 @@ inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::stri
     h.max_seq_len = field("max_seq_len", load_i32(p + 24), 1 << 24);
     if (h.version == 2) h.group_size = field("group_size", load_i32(file.data + group_at), h.dim);
     const auto divides = [&](const char* many, uint32_t n, const char* whole, uint32_t of) {
-        if (of % n) throw Error(what + many + " is " + std::to_string(n) + ", which does not divide " + whole + ", " + std::to_string(of));
+        if (of % n)
+            throw Error(what + many + " is " + std::to_string(n) + ", which does not divide " + whole + ", "
+            + std::to_string(of));
     };
     divides("n_heads", h.n_heads, "dim", h.dim);
     divides("n_kv_heads", h.n_kv_heads, "n_heads", h.n_heads);
     if (h.dim / h.n_heads % 2)
-        throw Error(what + "head_dim, dim / n_heads, is " + std::to_string(h.dim / h.n_heads) + "; it must be even, positions rotate pairs");
+        throw Error(what + "head_dim, dim / n_heads, is " + std::to_string(h.dim / h.n_heads)
+            + "; it must be even, positions rotate pairs");
     const uint64_t expected = llama2c_size(h);
     if (file.size != expected) {
         Llama2cHeader other = h;
         other.tied = !h.tied;
         throw Error(path + ": its llama2.c header (v" + std::to_string(h.version) + ") asks for " + std::to_string(expected) +
                     " bytes, the file has " + std::to_string(file.size) +
-                    (llama2c_size(other) == file.size ? h.tied ? ": it has a classifier of its own, the header says that it has none"
+                    (llama2c_size(other) == file.size ? h.tied
+                        ? ": it has a classifier of its own, the header says that it has none"
                                                                : ": it has no classifier of its own, the header says that it has one"
                      : file.size < expected ? ": cut short, or no llama2.c file"
                                             : ": not the file that its header speaks of"));
@@ -347,7 +359,8 @@ inline Source read_llama2c(const std::string& path, const std::string& tokenizer
                     const uint64_t in_group = at % group, run = std::min<uint64_t>(group - in_group, s.cols - j);
                     const float scale = load_f32(scales + 4 * (at / group));
                     for (uint64_t k = 0; k < run; k++)
-                        out[j + k] = scale * static_cast<float>(data[at + k] < 128 ? int{data[at + k]} : int{data[at + k]} - 256);
+                        out[j + k] = scale * static_cast<float>(data[at + k] < 128 ? int{data[at + k]}
+                            : int{data[at + k]} - 256);
                     j += run;
                     at += run;
                 }

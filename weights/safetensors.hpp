@@ -41,7 +41,8 @@ struct StoredTensor {
     // The precision that it keeps in a checkpoint.
     transformer::DType kept() const
     {
-        return type == Type::f16 ? transformer::DType::f16 : type == Type::bf16 ? transformer::DType::bf16 : transformer::DType::f32;
+        return type == Type::f16 ? transformer::DType::f16 : type == Type::bf16 ? transformer::DType::bf16
+            : transformer::DType::f32;
     }
     // n elements from `first` on, `stride` apart.
     void read(uint64_t first, uint64_t stride, uint64_t n, float* out) const
@@ -78,9 +79,11 @@ public:
         } else if (is_file(index)) {
             add_index(folder, index);
         } else {
-            const bool torch = is_file(join(folder, "pytorch_model.bin")) || is_file(join(folder, "pytorch_model.bin.index.json"));
+            const bool torch = is_file(join(folder, "pytorch_model.bin"))
+                || is_file(join(folder, "pytorch_model.bin.index.json"));
             throw Error(folder + ": there is no model.safetensors" +
-                        (torch ? "; pytorch_model.bin is not read, save the model again with safe_serialization=True" : " in this folder"));
+                        (torch ? "; pytorch_model.bin is not read, save the model again with safe_serialization=True"
+                            : " in this folder"));
         }
     }
 
@@ -109,19 +112,23 @@ private:
             add_file(join(folder, name));
         }
         for (const Json::Member& m : map->members)
-            if (!find(m.key)) throw Error(path + ": the tensor " + printable(m.key) + " is not in its shard " + printable(m.value.string));
+            if (!find(m.key))
+                throw Error(path + ": the tensor " + printable(m.key) + " is not in its shard " + printable(m.value.string));
     }
 
     void add_file(const std::string& path)
     {
         const File file = map_file(path);
         files_.push_back(file);
-        if (file->size < 8) throw Error(path + ": " + std::to_string(file->size) + " bytes are too short for a safetensors file");
+        if (file->size < 8)
+            throw Error(path + ": " + std::to_string(file->size) + " bytes are too short for a safetensors file");
         const uint64_t header = load_u64(file->data);
         if (header > max_header || header > file->size - 8)
-            throw Error(path + ": its header says that it is " + std::to_string(header) + " bytes long, of " + std::to_string(file->size) +
+            throw Error(path + ": its header says that it is " + std::to_string(header) + " bytes long, of "
+                + std::to_string(file->size) +
                         " in the file; the file is truncated or no safetensors file");
-        const Json json = parse_json({reinterpret_cast<const char*>(file->data) + 8, static_cast<size_t>(header)}, path, 4000000);
+        const Json json = parse_json({reinterpret_cast<const char*>(file->data) + 8, static_cast<size_t>(header)}, path,
+            4000000);
         if (json.kind != Json::object) throw Error(path + ": its header is no JSON object");
 
         const uint64_t size = file->size - 8 - header;         // of the data
@@ -134,7 +141,8 @@ private:
             if (m.key == "__metadata__") continue;
             const std::string where = path + ": the tensor " + printable(m.key, 200);
             const Json *type = m.value.find("dtype"), *shape = m.value.find("shape"), *offsets = m.value.find("data_offsets");
-            if (!type || type->kind != Json::text || !shape || shape->kind != Json::list || !offsets || offsets->items.size() != 2)
+            if (!type || type->kind != Json::text || !shape || shape->kind != Json::list || !offsets
+                || offsets->items.size() != 2)
                 throw Error(where + " has no dtype, shape and data_offsets");
             StoredTensor t;
             t.path = path;
@@ -142,20 +150,26 @@ private:
             for (const Json& n : shape->items) t.shape.push_back(count(n, where));
             const uint64_t begin = count(offsets->items[0], where), end = count(offsets->items[1], where);
             if (begin > end || end > size)
-                throw Error(where + " ends at byte " + std::to_string(end) + " of " + std::to_string(size) + " bytes of data; the file is truncated or damaged");
+                throw Error(where + " ends at byte " + std::to_string(end) + " of " + std::to_string(size)
+                    + " bytes of data; the file is truncated or damaged");
             const uint64_t bits = bits_of(t);
-            if (bits && (mul_sat(elements(t.shape), bits) == UINT64_MAX || mul_sat(elements(t.shape), bits) != mul_sat(end - begin, 8)))
-                throw Error(where + " of shape " + shape_text(t.shape) + " and type " + printable(t.type_name) + " cannot fill " +
+            if (bits && (mul_sat(elements(t.shape), bits) == UINT64_MAX
+                || mul_sat(elements(t.shape), bits) != mul_sat(end - begin, 8)))
+                throw Error(where + " of shape " + shape_text(t.shape) + " and type " + printable(t.type_name)
+                    + " cannot fill " +
                             std::to_string(end - begin) + " bytes");
             t.data = file->data + 8 + header + begin;
             spans.push_back({begin, end, &m.key});
             std::string name = m.key;                          // names of before 2019
-            for (const auto& [old, now] : {std::pair("LayerNorm.gamma", "LayerNorm.weight"), std::pair("LayerNorm.beta", "LayerNorm.bias")})
-                if (name.size() >= std::strlen(old) && name.compare(name.size() - std::strlen(old), std::string::npos, old) == 0)
+            for (const auto& [old, now] : {std::pair("LayerNorm.gamma", "LayerNorm.weight"),
+                std::pair("LayerNorm.beta", "LayerNorm.bias")})
+                if (name.size() >= std::strlen(old) && name.compare(name.size() - std::strlen(old), std::string::npos,
+                    old) == 0)
                     name.replace(name.size() - std::strlen(old), std::string::npos, now);
             if (!tensors_.emplace(std::move(name), std::move(t)).second) throw Error(where + " stands twice in the model");
         }
-        std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+        std::sort(spans.begin(), spans.end(), [](const Span& a,
+            const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
         uint64_t at = 0;
         for (const Span& s : spans) {
             if (s.begin < at) throw Error(path + ": the tensor " + printable(*s.name, 200) + " overlaps the one before it");

@@ -1037,7 +1037,8 @@ void train(const Options& o)
     Tokenizer tokenizer = o.resume ? Tokenizer::load(tokenizer_path) : Tokenizer::learn(corpus);
     tokenizer.remember(corpus);
     if (!o.resume) tokenizer.save(tokenizer_path);
-    std::vector<float> w = o.resume ? load_checkpoint(weights_path) : init(o.seed), wt(n_params), m(n_params), v(n_params), decay(n_params);
+    std::vector<float> w = o.resume ? load_checkpoint(weights_path) : init(o.seed), wt(n_params), m(n_params), v(n_params),
+        decay(n_params);
     for (const Tensor& t : tensors)
         for (size_t i = t.offset; i < t.end() && t.rows > 1; i++) decay[i] = 0.05f;
     std::vector<Worker> workers(o.threads, Worker(w.data(), wt.data()));
