@@ -731,7 +731,9 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #endif
 
 #if defined(__clang__)                                         // no contraction, no reassociation, whatever the flags
+#if !defined(__wasm__)                                         // which has neither to lose, nor this pragma
 #pragma float_control(precise, on, push)
+#endif
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
 #pragma GCC push_options
@@ -4403,8 +4405,8 @@ static Text normalise(Encoder& e, Text text, bool late, bool at_start)
 // Hugging Face's AddedVocabulary.
 static void cut_text(Encoder& e, Text text, bool normal, bool at_start)
 {
-    const uint32_t mask = added_normal | added_symbol |
-                          (e.options.parse_special ? 0u : added_special);
+    uint32_t mask = added_normal | added_symbol;
+    if (!e.options.parse_special) mask |= added_special;
     for (uint64_t begin = 0, end = 0; begin < text.size || end < text.size;) {
         Match m = {no_word, 0};
         for (; end < text.size; end++) {
@@ -4743,9 +4745,9 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 }  // namespace TRANSFORMER_NAMESPACE
 
-#if defined(__clang__)
+#if defined(__clang__) && !defined(__wasm__)
 #pragma float_control(pop)
-#elif defined(__GNUC__)
+#elif defined(__GNUC__) && !defined(__clang__)
 #pragma GCC pop_options
 #endif
 #endif  // TRANSFORMER_IMPLEMENTING
