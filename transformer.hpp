@@ -26,7 +26,7 @@
 //     >> 4 Tensors                      55   views of weights, their roles
 //     >> 5 Model                       130   slots that are present or absent
 //     >> 6 Session                     220   options, observer, and plan(): where everything lies
-//     >> 7 Functions                   200   the interface in use; switches of the implementation
+//     >> 7 Functions                   220   the interface in use; switches of the implementation
 //   Part II   The model
 //     >> 8 Operations                   75   what the model is written in
 //     >> 9 Forward                     130   embed, blocks, final norm, head; encoders
@@ -738,6 +738,9 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #elif defined(__GNUC__)
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=off")
+#if defined(__thumb__) && !defined(__thumb2__)
+#pragma GCC optimize("no-ipa-ra")                              // g++ 12 loses registers across calls on Cortex-M0 at -Os
+#endif
 #endif
 
 namespace TRANSFORMER_NAMESPACE {

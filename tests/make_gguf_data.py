@@ -408,6 +408,11 @@ def bert(k):
         k.key("context_length", k.c["max_position_embeddings"] - offset)
     if k.c["model_type"] == "distilbert":
         k.key("attention.layer_norm_epsilon", 1e-12)
+    if "classifier.weight" in k.t:                           # a classifier, as llama.cpp has those with two matrices
+        k.key("pooling_type", 4)
+        for hf, name in (("bert.pooler.dense", "cls"), ("classifier", "cls.output")):
+            for end in (".weight", ".bias"):
+                k.out[name + end] = k.t[hf + end]
     plain(k, rename, skip=("pooler.", "cls.", "lm_head.", "vocab_", "classifier."))
 
 

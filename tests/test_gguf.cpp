@@ -81,7 +81,8 @@ struct Gguf {
         for (const std::string& item : items) put_text(bytes, item);
         return list(key, GgufKind::text, items.size(), bytes);
     }
-    Gguf& info(const std::string& name, const std::vector<uint64_t>& sizes, uint32_t type, uint64_t offset)
+    Gguf& info(const std::string& name, const std::vector<uint64_t>& sizes, uint32_t type,
+               uint64_t offset)
     {
         put_text(infos, name);
         put32(infos, sizes.size());
@@ -92,7 +93,8 @@ struct Gguf {
         return *this;
     }
     // `sizes` as in the file: the length of a row first.
-    Gguf& tensor(const std::string& name, const std::vector<uint64_t>& sizes, uint32_t type, const std::string& bytes)
+    Gguf& tensor(const std::string& name, const std::vector<uint64_t>& sizes, uint32_t type,
+                 const std::string& bytes)
     {
         info(name, sizes, type, data.size());
         data += bytes;
@@ -124,9 +126,10 @@ struct Names { // keys that a Llama must have; one can be left out
     Gguf& operator()(Gguf& g, const std::string& architecture = "llama") const
     {
         if (without != "general.architecture") g.text("general.architecture", architecture);
-        const std::pair<const char*, uint32_t> sizes[] = {{"block_count", 1},          {"context_length", 64},
-                                                          {"embedding_length", 32},    {"feed_forward_length", 64},
-                                                          {"attention.head_count", 4}, {"attention.head_count_kv", 2}};
+        const std::pair<const char*, uint32_t> sizes[] = {
+            {"block_count", 1},          {"context_length", 64},
+            {"embedding_length", 32},    {"feed_forward_length", 64},
+            {"attention.head_count", 4}, {"attention.head_count_kv", 2}};
         for (const auto& [key, value] : sizes)
             if (without != key) g.number(architecture + "." + key, value);
         if (without != "attention.layer_norm_rms_epsilon")
@@ -140,7 +143,8 @@ std::string random_blocks(const weights::GgmlType& type, uint64_t values, uint64
 {
     std::string out;
     Random r{seed};
-    for (uint64_t i = 0; i < values / type.block * type.bytes; i++) out += static_cast<char>(r.below(256));
+    for (uint64_t i = 0; i < values / type.block * type.bytes; i++)
+        out += static_cast<char>(r.below(256));
     const auto half = [&](uint64_t block, uint32_t at, float value) {
         const uint16_t h = f32_to_f16(value);
         out[block * type.bytes + at] = static_cast<char>(h & 255);
@@ -149,13 +153,20 @@ std::string random_blocks(const weights::GgmlType& type, uint64_t values, uint64
     for (uint64_t b = 0; b < values / type.block; b++) {
         const float a = 0.01f + 0.01f * static_cast<float>(r.below(8)), c = 0.02f;
         switch (type.id) {
-        case 0: case 30: out[b * type.bytes + type.bytes - 1] = 0x3e; break;
+        case 0:
+        case 30: out[b * type.bytes + type.bytes - 1] = 0x3e; break;
         case 1: half(b, 0, a); break;
-        case 28: out[b * 8 + 7] = 0x3f; out[b * 8 + 6] = static_cast<char>(0xa0); break;
+        case 28:
+            out[b * 8 + 7] = 0x3f;
+            out[b * 8 + 6] = static_cast<char>(0xa0);
+            break;
         case 10: half(b, 80, a), half(b, 82, c); break;
         case 11: half(b, 108, a); break;
         case 14: half(b, 208, a); break;
-        case 3: case 7: case 12: case 13: half(b, 0, a), half(b, 2, c); break;
+        case 3:
+        case 7:
+        case 12:
+        case 13: half(b, 0, a), half(b, 2, c); break;
         case 15: out.replace(b * type.bytes, 4, std::string("\x0a\xd7\x23\x3c", 4)); break;
         case 39: out[b * type.bytes] = 120; break;
         default: half(b, 0, a);
@@ -254,20 +265,23 @@ Array read_npy(const std::string& path)
         a.shape.push_back(static_cast<uint32_t>(std::stoul(text.substr(at), &used)));
         at = text.find_first_not_of(", ", at + used);
     }
-    for (uint64_t i = 10 + header; i + 4 <= file->size; i += 4) a.values.push_back(weights::load_f32(file->data + i));
+    for (uint64_t i = 10 + header; i + 4 <= file->size; i += 4)
+        a.values.push_back(weights::load_f32(file->data + i));
     return a;
 }
 std::vector<int32_t> integers(const Json* list, uint32_t row)
 {
     std::vector<int32_t> out;
     if (list)
-        for (const Json& item : list->items.at(row).items) out.push_back(static_cast<int32_t>(item.integer));
+        for (const Json& item : list->items.at(row).items)
+            out.push_back(static_cast<int32_t>(item.integer));
     return out;
 }
 bool keep_hidden(void* user, const Event& e)
 {
     if (e.kind == Event::hidden && !e.encoder)
-        static_cast<std::vector<float>*>(user)->assign(e.rows.data, e.rows.data + size_t{e.rows.count} * e.rows.dim);
+        static_cast<std::vector<float>*>(user)->assign(
+            e.rows.data, e.rows.data + size_t{e.rows.count} * e.rows.dim);
     return true;
 }
 
@@ -277,8 +291,8 @@ std::string expected_folder(const std::filesystem::path& file)
     std::string name = file.stem().string();
     name = name.substr(0, std::min(name.find('@'), name.find("-00001-of-")));
     const char* const given = std::getenv("TRANSFORMER_GOLDEN");
-    for (const std::string& root :
-         {file.parent_path().string(), std::string("tests/golden"), std::string(given ? given : "../shared/golden")})
+    for (const std::string& root : {file.parent_path().string(), std::string("tests/golden"),
+                                    std::string(given ? given : "../shared/golden")})
         if (weights::is_file(weights::join(weights::join(root, name), "expected.json")))
             return weights::join(root, name);
     return "";
@@ -314,8 +328,10 @@ void check_case(const std::filesystem::path& file)
             const size_t each = want.values.size() / want.shape[0];
             for (uint32_t row = 0; row < want.shape[0]; row++) {
                 REQUIRE_OK(rewind(s, 0));
-                const std::vector<int32_t> ids = integers(input.find(source ? "decoder_input_ids" : "input_ids"), row);
-                const std::vector<int32_t> from = integers(source ? input.find("input_ids") : nullptr, row);
+                const std::vector<int32_t> ids = integers(
+                    input.find(source ? "decoder_input_ids" : "input_ids"), row);
+                const std::vector<int32_t> from = integers(
+                    source ? input.find("input_ids") : nullptr, row);
                 const std::vector<int32_t> types = integers(input.find("token_type_ids"), row);
                 std::vector<uint8_t> mask;
                 for (const int32_t x : integers(input.find("attention_mask"), row))
@@ -332,21 +348,23 @@ void check_case(const std::filesystem::path& file)
                 float* logits = nullptr;
                 REQUIRE_OK(forward(s, in, &logits));
                 const float* const got = result.key == "logits" ? logits : hidden.data();
-                const size_t width = each / ids.size();
+                const size_t width = want.shape.back(); // one row where the model pools
                 double worst = 0;
                 for (size_t i = 0; i < each; i++) {
                     if (!source && !mask.empty() && !mask[i / width]) continue; // padding
                     const double want_value = static_cast<double>(want.values[row * each + i]);
                     worst = std::max(worst, std::fabs(static_cast<double>(got[i]) - want_value));
                 }
-                const std::string where = file.filename().string() + " " + input.find("name")->string;
-                CHECK_MESSAGE(worst <= tolerance, where << " " << result.key << ": " << worst << " > " << tolerance);
+                const std::string where = file.filename().string() + " " +
+                                          input.find("name")->string;
+                CHECK_MESSAGE(worst <= tolerance,
+                              where << " " << result.key << ": " << worst << " > " << tolerance);
             }
         }
     }
 }
 
-}  // namespace
+} // namespace
 
 // ---- Number formats -----------------------------------------------------------------------------
 
@@ -365,7 +383,8 @@ TEST_CASE("gguf: every number format gives the values that gguf gives, bit for b
     }
     const weights::GgmlType& f16 = *weights::ggml_type(1); // all halves, as the runtime reads them
     for (uint32_t h = 0; h < 65536; h++) {
-        const unsigned char bytes[2] = {static_cast<unsigned char>(h & 255), static_cast<unsigned char>(h >> 8)};
+        const unsigned char bytes[2] = {static_cast<unsigned char>(h & 255),
+                                        static_cast<unsigned char>(h >> 8)};
         float got;
         f16.decode(bytes, 1, &got);
         if (!same(got, f16_to_f32(static_cast<uint16_t>(h)))) FAIL_CHECK("half " << h);
@@ -388,7 +407,8 @@ TEST_CASE("gguf: tiles keep what a file says, and the rest within what the forma
         const size_t row_bytes = size_t{cols} / type.block * type.bytes;
         for (uint32_t r = 0; r < n_rows; r++)
             rows[r] = reinterpret_cast<const unsigned char*>(blocks_of_it.data()) + r * row_bytes;
-        std::vector<unsigned char> tile(static_cast<size_t>(matrix_bytes(type.stored, 16, cols)), 0xa5);
+        std::vector<unsigned char> tile(static_cast<size_t>(matrix_bytes(type.stored, 16, cols)),
+                                        0xa5);
         type.tile(rows, cols, tile.data());
         Tensor view;
         view.data = tile.data();
@@ -400,10 +420,10 @@ TEST_CASE("gguf: tiles keep what a file says, and the rest within what the forma
         for (uint32_t r = 0; r < 16; r++) {
             std::vector<float> x(cols), y(cols);
             dequantize_row(view, 0, r, x.data());
-            if (rows[r])
-                type.decode(rows[r], cols / type.block, y.data());
+            if (rows[r]) type.decode(rows[r], cols / type.block, y.data());
             else
-                for (const float v : x) CHECK_MESSAGE(!(v > 0 || v < 0), type.name << ": a missing row is not zero");
+                for (const float v : x)
+                    CHECK_MESSAGE(!(v > 0 || v < 0), type.name << ": a missing row is not zero");
             got.insert(got.end(), x.begin(), x.end());
             want.insert(want.end(), y.begin(), y.end());
         }
@@ -418,10 +438,12 @@ TEST_CASE("gguf: blocks of zeros, and of broken numbers")
     for (const weights::GgmlType& type : weights::ggml::types) {
         if (!type.tile) continue;
         for (const int fill : {0x00, 0xff, 0x7c, 0x80}) { // zeros, NaN, infinity
-            const std::vector<unsigned char> row(256 / type.block * type.bytes, static_cast<unsigned char>(fill));
+            const std::vector<unsigned char> row(256 / type.block * type.bytes,
+                                                 static_cast<unsigned char>(fill));
             const unsigned char* rows[16];
             for (auto& r : rows) r = row.data();
-            std::vector<unsigned char> tile(static_cast<size_t>(matrix_bytes(type.stored, 16, 256)));
+            std::vector<unsigned char> tile(
+                static_cast<size_t>(matrix_bytes(type.stored, 16, 256)));
             type.tile(rows, 256, tile.data()); // no undefined behaviour: the sanitizers look on
             if (fill) continue;
             Tensor view;
@@ -445,7 +467,8 @@ TEST_CASE("gguf: q and k rows come in half-split order, as values and as tiles")
         const weights::GgmlType& format = *weights::ggml_type(type);
         const std::string stored = random_blocks(format, 32 * 32, 1); // attn_q is the first matrix
         std::vector<float> rows(32 * 32), want;
-        format.decode(reinterpret_cast<const unsigned char*>(stored.data()), 32 * 32 / format.block, rows.data());
+        format.decode(reinterpret_cast<const unsigned char*>(stored.data()), 32 * 32 / format.block,
+                      rows.data());
         for (uint32_t r = 0; r < 32; r++) { // heads of 8 rows: 0 2 4 6 1 3 5 7
             const uint32_t i = r % 8, from = r / 8 * 8 + (i < 4 ? 2 * i : 2 * (i - 4) + 1);
             want.insert(want.end(), rows.begin() + from * 32, rows.begin() + from * 32 + 32);
@@ -465,7 +488,8 @@ TEST_CASE("gguf: a file of each number format becomes a checkpoint that runs")
         const uint32_t dim = type.block > 32 ? 256 : 32;
         const std::string bytes = small_llama(type.id, dim).bytes();
         if (!type.decode) {
-            CHECK_MESSAGE(contains(refused(bytes), std::string("has the type ") + type.name), type.name);
+            CHECK_MESSAGE(contains(refused(bytes), std::string("has the type ") + type.name),
+                          type.name);
             continue;
         }
         const Source s = read_bytes(bytes);
@@ -478,7 +502,8 @@ TEST_CASE("gguf: a file of each number format becomes a checkpoint that runs")
         const std::vector<float> a = last_logits(kept.model, plain_options(16), ids),
                                  b = last_logits(exact.model, plain_options(16), ids);
         for (const float v : a) CHECK(std::isfinite(v));
-        if (!is_quantised(type.stored) && type.id != 28) CHECK(same_bits(a, b)); // 16-bit weights are exact in f32
+        if (!is_quantised(type.stored) && type.id != 28)
+            CHECK(same_bits(a, b)); // 16-bit weights are exact in f32
     }
 }
 
@@ -488,12 +513,14 @@ TEST_CASE("gguf: the reference cases give their numbers out of GGUF files")
 {
     size_t n = 0;
     const char* const more = std::getenv("TRANSFORMER_GGUF"); // a folder of more of them
-    for (const std::string& root : {std::string("tests/golden-gguf"), std::string(more ? more : "")}) {
+    for (const std::string& root :
+         {std::string("tests/golden-gguf"), std::string(more ? more : "")}) {
         std::error_code none;
         std::vector<std::filesystem::path> files;
         for (const auto& entry : std::filesystem::directory_iterator(root, none)) {
             const std::string name = entry.path().filename().string();
-            if (entry.path().extension() == ".gguf" && !contains(name, "-00002-of-")) files.push_back(entry.path());
+            if (entry.path().extension() == ".gguf" && !contains(name, "-00002-of-"))
+                files.push_back(entry.path());
         }
         std::sort(files.begin(), files.end());
         for (const auto& file : files) {
@@ -533,10 +560,18 @@ TEST_CASE("gguf: version 2, other alignments, tied heads, what a list says")
     listed.list("llama.attention.head_count", GgufKind::u32, 1, four);
     CHECK(same_bits(logits(listed.bytes()), want));
 
+    Gguf vectors = g; // a decoder that makes vectors of texts has no head
+    const Source embedder = read_bytes(vectors.number("llama.pooling_type", 3).bytes());
+    CHECK(embedder.main.pooling == Pooling::last);
+    CHECK(embedder.main.n_outputs == 0);
+    Opened headless(weights::write_to_memory(embedder, {}));
+    CHECK(!headless.model.lm_head.w);
+
     Gguf window = g; // a window that is longer than the text changes nothing, a short one does
     CHECK(same_bits(logits(window.number("llama.attention.sliding_window", 32).bytes()), want));
     Gguf small_window = g;
-    CHECK(!same_bits(logits(small_window.number("llama.attention.sliding_window", 3).bytes()), want));
+    CHECK(
+        !same_bits(logits(small_window.number("llama.attention.sliding_window", 3).bytes()), want));
 }
 
 TEST_CASE("gguf: settings and tensors that are not known are refused by name")
@@ -548,19 +583,24 @@ TEST_CASE("gguf: settings and tensors that are not known are refused by name")
         return refused(copy.bytes());
     };
     CHECK(refused(g.bytes()).empty());
-    CHECK(contains(with([](Gguf& c) { c.number("llama.attention.new_trick", 1); }), "llama.attention.new_trick = 1"));
+    CHECK(contains(with([](Gguf& c) { c.number("llama.attention.new_trick", 1); }),
+                   "llama.attention.new_trick = 1"));
     CHECK(with([](Gguf& c) { c.number("llama.attention.new_trick", 0); }).empty());
     CHECK(with([](Gguf& c) { c.number("other.attention.new_trick", 1); }).empty());
-    CHECK(contains(with([](Gguf& c) { c.floats("blk.0.attn_new.weight", {32}, 1); }), "blk.0.attn_new.weight"));
+    CHECK(contains(with([](Gguf& c) { c.floats("blk.0.attn_new.weight", {32}, 1); }),
+                   "blk.0.attn_new.weight"));
     CHECK(contains(with([](Gguf& c) { c.text("llama.rope.scaling.type", "spiral"); }), "spiral"));
-    CHECK(contains(with([](Gguf& c) { c.text("llama.rope.scaling.type", "longrope"); }), "rope.scaling.type"));
+    CHECK(contains(with([](Gguf& c) { c.text("llama.rope.scaling.type", "longrope"); }),
+                   "rope.scaling.type"));
     CHECK(contains(with([](Gguf& c) { c.number("llama.pooling_type", 1); }), "pooling_type"));
-    CHECK(contains(with([](Gguf& c) { c.number("llama.rope.dimension_count", 7); }), "rope.dimension_count"));
+    CHECK(contains(with([](Gguf& c) { c.number("llama.rope.dimension_count", 7); }),
+                   "rope.dimension_count"));
     CHECK(contains(with([](Gguf& c) { c.text("general.type", "adapter"); }), "adapter"));
     CHECK(contains(with([](Gguf& c) { c.number("split.count", 2); }), "split model"));
 
-    for (const char* key : {"general.architecture", "block_count", "context_length", "embedding_length",
-                            "attention.head_count", "attention.layer_norm_rms_epsilon"}) {
+    for (const char* key :
+         {"general.architecture", "block_count", "context_length", "embedding_length",
+          "attention.head_count", "attention.layer_norm_rms_epsilon"}) {
         Gguf less = g;
         less.values.clear();
         less.n_values = 0;
@@ -576,12 +616,18 @@ TEST_CASE("gguf: settings and tensors that are not known are refused by name")
     shape.values.clear();
     shape.n_values = 0;
     Names{"attention.head_count_kv"}(shape);
-    CHECK(contains(refused(shape.bytes()), "blk.0.attn_k.weight has the shape (16, 32), the settings ask for (32, 32)"));
-    const std::pair<const char*, uint32_t> numbers[] = {
-        {"block_count", 0},          {"block_count", 0xffffffff},        {"block_count", 100000},
-        {"embedding_length", 0},     {"embedding_length", 1u << 31},     {"attention.head_count", 0},
-        {"attention.head_count", 3}, {"attention.head_count", 1u << 30}, {"attention.head_count_kv", 0},
-        {"attention.head_count_kv", 3}};
+    CHECK(contains(refused(shape.bytes()),
+                   "blk.0.attn_k.weight has the shape (16, 32), the settings ask for (32, 32)"));
+    const std::pair<const char*, uint32_t> numbers[] = {{"block_count", 0},
+                                                        {"block_count", 0xffffffff},
+                                                        {"block_count", 100000},
+                                                        {"embedding_length", 0},
+                                                        {"embedding_length", 1u << 31},
+                                                        {"attention.head_count", 0},
+                                                        {"attention.head_count", 3},
+                                                        {"attention.head_count", 1u << 30},
+                                                        {"attention.head_count_kv", 0},
+                                                        {"attention.head_count_kv", 3}};
     for (const auto& [key, value] : numbers) {
         Gguf wrong = small_llama();
         wrong.values.clear();
@@ -598,7 +644,14 @@ TEST_CASE("gguf: settings and tensors that are not known are refused by name")
 TEST_CASE("gguf: the vocabulary")
 {
     Gguf g = small_llama();
-    std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\xe2\x96\x81", "a", "\xe2\x96\x81" "a", "<|im_end|>"};
+    std::vector<std::string> tokens = {"<unk>",
+                                       "<s>",
+                                       "</s>",
+                                       "\xe2\x96\x81",
+                                       "a",
+                                       "\xe2\x96\x81"
+                                       "a",
+                                       "<|im_end|>"};
     std::string scores, types;
     const uint32_t kinds[] = {2, 3, 3, 1, 1, 1, 3};
     for (size_t i = 0; i < tokens.size(); i++) {
@@ -627,7 +680,8 @@ TEST_CASE("gguf: the vocabulary")
     std::vector<unsigned char> work(tokenize_size(o.model.vocabulary, text.size()));
     int32_t ids[8];
     uint32_t n = 0;
-    REQUIRE_OK(tokenize(o.model.vocabulary, text.data(), text.size(), {}, work.data(), work.size(), ids, 8, &n));
+    REQUIRE_OK(tokenize(o.model.vocabulary, text.data(), text.size(), {}, work.data(), work.size(),
+                        ids, 8, &n));
     REQUIRE(n == 3);
     CHECK(ids[0] == 1);
     CHECK(ids[1] == 5);
@@ -658,7 +712,9 @@ TEST_CASE("gguf: headers that promise what is not there")
     CHECK(!refused(header(3, 0, 0)).empty()); // nothing in it
 
     // Settings.
-    const auto with = [&](const std::string& values, uint64_t n = 1) { return refused(header(3, 0, n) + values); };
+    const auto with = [&](const std::string& values, uint64_t n = 1) {
+        return refused(header(3, 0, n) + values);
+    };
     std::string name;
     put64(name, huge);
     CHECK(contains(with(name + std::string(40, 'x')), "name of"));
@@ -669,18 +725,22 @@ TEST_CASE("gguf: headers that promise what is not there")
     put64(name, 0);
     CHECK(contains(with(name + std::string(40, 'x')), "name of 0 bytes"));
     Gguf g;
-    CHECK(contains(with(g.raw("key", static_cast<GgufKind>(13), std::string(64, 'x')).values), "unknown type 13"));
-    for (const uint64_t n : {huge, half, huge / 4 + 1, huge / 8 + 1, huge / 12 + 1, uint64_t{1} << 40})
+    CHECK(contains(with(g.raw("key", static_cast<GgufKind>(13), std::string(64, 'x')).values),
+                   "unknown type 13"));
+    for (const uint64_t n :
+         {huge, half, huge / 4 + 1, huge / 8 + 1, huge / 12 + 1, uint64_t{1} << 40})
         for (uint32_t kind = 0; kind < 13; kind++) {
             Gguf lists;
-            const std::string sentence =
-                with(lists.list("key", static_cast<GgufKind>(kind), n, std::string(64, '\0')).values);
-            CHECK_MESSAGE(contains(sentence, "more than there are bytes"), kind << " " << n << ": " << sentence);
+            const std::string sentence = with(
+                lists.list("key", static_cast<GgufKind>(kind), n, std::string(64, '\0')).values);
+            CHECK_MESSAGE(contains(sentence, "more than there are bytes"),
+                          kind << " " << n << ": " << sentence);
         }
     std::string text;
     put64(text, huge - 7);
     Gguf broken_text;
-    CHECK(contains(with(broken_text.raw("key", GgufKind::text, text).values + std::string(64, 'x')), "ends inside"));
+    CHECK(contains(with(broken_text.raw("key", GgufKind::text, text).values + std::string(64, 'x')),
+                   "ends inside"));
     std::string nested; // lists in lists in lists ...
     for (int i = 0; i < 40; i++) {
         put32(nested, static_cast<uint32_t>(GgufKind::list));
@@ -689,7 +749,8 @@ TEST_CASE("gguf: headers that promise what is not there")
     Gguf lists;
     CHECK(contains(with(lists.raw("key", GgufKind::list, nested).values), "lists inside lists"));
     Gguf twice;
-    CHECK(contains(with(twice.number("key", 1).number("key", 2).values + std::string(64, '\0'), 2), "there twice"));
+    CHECK(contains(with(twice.number("key", 1).number("key", 2).values + std::string(64, '\0'), 2),
+                   "there twice"));
     std::string pairs; // a list of lists is passed over
     for (int i = 0; i < 3; i++) {
         put32(pairs, static_cast<uint32_t>(GgufKind::u8));
@@ -700,7 +761,8 @@ TEST_CASE("gguf: headers that promise what is not there")
     CHECK(refused(fine.list("general.pairs", GgufKind::list, 3, pairs).bytes()).empty());
     for (const uint32_t alignment : {0u, 3u, 48u, 0xffffffffu}) {
         Gguf c = small_llama();
-        CHECK(contains(refused(c.number("general.alignment", alignment).bytes()), "no power of two"));
+        CHECK(
+            contains(refused(c.number("general.alignment", alignment).bytes()), "no power of two"));
     }
     Gguf far = small_llama();
     CHECK(!refused(far.number("general.alignment", 1u << 31).bytes()).empty());
@@ -733,19 +795,23 @@ TEST_CASE("gguf: headers that promise what is not there")
     CHECK(contains(refused(unknown.bytes()), "has the type number 77"));
 }
 
-TEST_CASE("gguf: a file that is cut off anywhere, or has any byte changed, ends in a sentence or a model")
+TEST_CASE(
+    "gguf: a file that is cut off anywhere, or has any byte changed, ends in a sentence or a model")
 {
     Gguf g = small_llama(8);
     g.text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", {"<unk>", "a", "b"});
     std::string scores(12, '\0'), types(12, '\1');
     types.replace(0, 12, std::string("\2\0\0\0\1\0\0\0\1\0\0\0", 12));
-    g.list("tokenizer.ggml.scores", GgufKind::f32, 3, scores).list("tokenizer.ggml.token_type", GgufKind::i32, 3, types);
+    g.list("tokenizer.ggml.scores", GgufKind::f32, 3, scores)
+        .list("tokenizer.ggml.token_type", GgufKind::i32, 3, types);
     const std::string bytes = g.bytes();
     REQUIRE(refused(bytes).empty());
     const size_t head = bytes.size() - g.data.size();
     for (size_t n = 4; n < bytes.size(); n += n < head ? 1 : 61) {
         const std::string sentence = refused(bytes.substr(0, n));
-        if (sentence.empty()) FAIL_CHECK("the first " << n << " of " << bytes.size() << " bytes are taken for a model");
+        if (sentence.empty())
+            FAIL_CHECK("the first " << n << " of " << bytes.size()
+                                    << " bytes are taken for a model");
     }
     Random r{11};
     size_t opened = 0;
@@ -755,7 +821,10 @@ TEST_CASE("gguf: a file that is cut off anywhere, or has any byte changed, ends 
             const size_t at = r.below(static_cast<uint32_t>(head));
             const uint64_t how = r.below(4);
             const uint32_t flipped = static_cast<unsigned char>(broken[at]) ^ 1u << r.below(8);
-            broken[at] = static_cast<char>(how == 0 ? r.below(256) : how == 1 ? 255u : how == 2 ? 0u : flipped);
+            broken[at] = static_cast<char>(how == 0   ? r.below(256)
+                                           : how == 1 ? 255u
+                                           : how == 2 ? 0u
+                                                      : flipped);
         }
         try {
             const Source s = read_bytes(broken);
@@ -771,17 +840,22 @@ TEST_CASE("gguf: a file that is cut off anywhere, or has any byte changed, ends 
 
 TEST_CASE("gguf: split models")
 {
-    const std::string one = "tests/golden-gguf/llama-mqa-00001-of-00002.gguf", two = "tests/golden-gguf/llama-mqa-00002-of-00002.gguf";
+    const std::string one = "tests/golden-gguf/llama-mqa-00001-of-00002.gguf",
+                      two = "tests/golden-gguf/llama-mqa-00002-of-00002.gguf";
     REQUIRE(weights::is_file(one));
-    const Source a = weights::read_source(one, ""), b = weights::read_source(two, ""); // by any of its parts
+    const Source a = weights::read_source(one, ""),
+                 b = weights::read_source(two, ""); // by any of its parts
     CHECK(a.tensors.size() == b.tensors.size());
     const Temporary folder("split");
     std::filesystem::create_directories(folder.path);
     const auto copy = [&](const std::string& from, const std::string& name) {
-        std::filesystem::copy_file(from, weights::join(folder.path, name), std::filesystem::copy_options::overwrite_existing);
+        std::filesystem::copy_file(from, weights::join(folder.path, name),
+                                   std::filesystem::copy_options::overwrite_existing);
         return weights::join(folder.path, name);
     };
-    const auto sentence = [&](const std::string& path) { return error_of([&] { weights::read_source(path, ""); }); };
+    const auto sentence = [&](const std::string& path) {
+        return error_of([&] { weights::read_source(path, ""); });
+    };
     CHECK(contains(sentence(copy(one, "m.gguf")), "must end in -00001-of-00002.gguf"));
     const std::string first = copy(one, "m-00001-of-00002.gguf");
     CHECK(contains(sentence(first), "m-00002-of-00002.gguf is missing"));

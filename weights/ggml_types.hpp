@@ -1,12 +1,14 @@
-// weights/ggml_types.hpp - the number formats of ggml: rows of blocks to f32, and to tiles of the checkpoint
+// weights/ggml_types.hpp - the number formats of ggml: rows of blocks to f32, and to tiles of the
+// checkpoint
 //
-// A row is cut into blocks of 32 or 256 values that share their scales. decode() gives what ggml gives, bit for bit: the same
-// operations in the same order, each rounded to f32. tile() packs 16 rows as transformer.hpp stores them:
+// A row is cut into blocks of 32 or 256 values that share their scales. decode() gives what ggml
+// gives, bit for bit: the same operations in the same order, each rounded to f32. tile() packs 16
+// rows as transformer.hpp stores them:
 //
 //     kept to the bit       Q8_0, Q5_0, MXFP4 -> q8_0; Q4_0 -> q4_0; Q4_1 -> q4_1
-//     scales rounded to f16 Q8_K -> q8_0; Q4_K -> q4_1 (its groups of 32 with scale and minimum are ours)
-//     rounded anew          Q5_1, Q5_K, Q6_K -> q8_0
-//     fitted anew           Q2_K, Q3_K, IQ4_NL, IQ4_XS -> q4_1 (two groups of 16, or levels that are not evenly spaced)
+//     scales rounded to f16 Q8_K -> q8_0; Q4_K -> q4_1 (its groups of 32 with scale and minimum are
+//     ours) rounded anew          Q5_1, Q5_K, Q6_K -> q8_0 fitted anew           Q2_K, Q3_K,
+//     IQ4_NL, IQ4_XS -> q4_1 (two groups of 16, or levels that are not evenly spaced)
 //
 // README.md says what each of them costs.
 #ifndef TRANSFORMER_WEIGHTS_GGML_TYPES_HPP
@@ -22,16 +24,17 @@ using transformer::DType;
 struct GgmlType {
     uint32_t id;
     const char* name;
-    uint32_t block, bytes;          // values and bytes of a block
-    DType stored;                   // what it becomes when no type is asked for
-    void (*decode)(const unsigned char* blocks, uint64_t n_blocks, float* out); // null: known by name only
+    uint32_t block, bytes; // values and bytes of a block
+    DType stored;          // what it becomes when no type is asked for
+    void (*decode)(const unsigned char* blocks, uint64_t n_blocks,
+                   float* out); // null: known by name only
     // rows[r] (null: missing) of `cols` values, a multiple of 32, as one tile of `stored`.
     void (*tile)(const unsigned char* const* rows, uint32_t cols, unsigned char* out);
 };
 inline const GgmlType* ggml_type(uint32_t id);
 
-// Products and sums are rounded one by one, whatever the flags. That a comparison may trap keeps g++ from vector code; it
-// changes no value.
+// Products and sums are rounded one by one, whatever the flags. That a comparison may trap keeps
+// g++ from vector code; it changes no value.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
@@ -44,7 +47,7 @@ namespace ggml {
 
 using Bytes = const unsigned char*;
 
-// ---- Numbers ---------------------------------------------------------------------------------------------------------
+// ---- Numbers ------------------------------------------------------------------------------------
 
 inline float of_bits(uint32_t word)
 {
@@ -56,8 +59,9 @@ inline float of_bits(uint32_t word)
 inline float f16(Bytes p)
 {
     const uint32_t h = load_u16(p), m = (h & 0x7fffu) << 13, top = m & 0x0f800000u;
-    const uint32_t above = m + (top == 0x0f800000u ? 0x70000000u : 0x38000000u); // infinity stays infinity
-    const float below = of_bits(m + 0x38800000u) - of_bits(0x38800000u);        // under 2^-14: exact
+    const uint32_t above = m + (top == 0x0f800000u ? 0x70000000u
+                                                   : 0x38000000u);       // infinity stays infinity
+    const float below = of_bits(m + 0x38800000u) - of_bits(0x38800000u); // under 2^-14: exact
     uint32_t word;
     std::memcpy(&word, &below, sizeof word);
     return of_bits((top ? above : word) | (h & 0x8000u) << 16);
@@ -93,10 +97,11 @@ inline int32_t scale_iq4(Bytes block, uint32_t i) // of IQ4_XS
     const uint32_t high = static_cast<uint32_t>(load_u16(block + 2) >> 2 * i) & 3u;
     return static_cast<int32_t>(low | high << 4) - 32;
 }
-constexpr int8_t levels_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t levels_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
 constexpr int8_t levels_mxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// ---- Rows to f32 -----------------------------------------------------------------------------------------------------
+// ---- Rows to f32 --------------------------------------------------------------------------------
 
 inline void decode_f32(Bytes p, uint64_t n, float* out)
 {
@@ -108,7 +113,8 @@ inline void decode_f16(Bytes p, uint64_t n, float* out)
 }
 inline void decode_bf16(Bytes p, uint64_t n, float* out)
 {
-    for (uint64_t i = 0; i < n; i++) out[i] = of_bits(static_cast<uint32_t>(load_u16(p + 2 * i)) << 16);
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = of_bits(static_cast<uint32_t>(load_u16(p + 2 * i)) << 16);
 }
 inline void decode_f64(Bytes p, uint64_t n, float* out)
 {
@@ -149,14 +155,16 @@ inline void decode_q4_1(Bytes p, uint64_t n, float* out)
 // The 5-bit value i of Q5_0 and Q5_1: 4 bits in `low`, the fifth in `high`.
 inline uint32_t five_bits(Bytes low, uint32_t high, uint32_t i)
 {
-    return (i < 16 ? low[i] & 15u : static_cast<uint32_t>(low[i - 16] >> 4)) | (high >> i & 1u) << 4;
+    return (i < 16 ? low[i] & 15u : static_cast<uint32_t>(low[i - 16] >> 4)) | (high >> i & 1u)
+                                                                                   << 4;
 }
 inline void decode_q5_0(Bytes p, uint64_t n, float* out)
 {
     for (; n; n--, p += 22, out += 32) {
         const float d = f16(p);
         const uint32_t high = load_u32(p + 2);
-        for (uint32_t i = 0; i < 32; i++) out[i] = d * (as_float(five_bits(p + 6, high, i)) - 16.0f);
+        for (uint32_t i = 0; i < 32; i++)
+            out[i] = d * (as_float(five_bits(p + 6, high, i)) - 16.0f);
     }
 }
 inline void decode_q5_1(Bytes p, uint64_t n, float* out)
@@ -171,11 +179,13 @@ inline void decode_q2_k(Bytes p, uint64_t n, float* out)
 {
     for (; n; n--, p += 84, out += 256) {
         const float d = f16(p + 80), dmin = f16(p + 82);
-        for (uint32_t g = 0; g < 16; g++) { // groups of 16: 32 bytes hold eight of them, two bits each
+        for (uint32_t g = 0; g < 16;
+             g++) { // groups of 16: 32 bytes hold eight of them, two bits each
             const float scale = d * as_float(p[g] & 15u), minimum = dmin * as_float(p[g] >> 4);
             const Bytes q = p + 16 + g / 8 * 32 + g % 2 * 16;
             const uint32_t shift = g % 8 / 2 * 2;
-            for (uint32_t i = 0; i < 16; i++) out[16 * g + i] = scale * as_float(q[i] >> shift & 3u) - minimum;
+            for (uint32_t i = 0; i < 16; i++)
+                out[16 * g + i] = scale * as_float(q[i] >> shift & 3u) - minimum;
         }
     }
 }
@@ -188,7 +198,8 @@ inline void decode_q3_k(Bytes p, uint64_t n, float* out)
             const Bytes q = p + 32 + g / 8 * 32 + g % 2 * 16, high = p + g % 2 * 16;
             const uint32_t shift = g % 8 / 2 * 2, bit = g / 2;
             for (uint32_t i = 0; i < 16; i++)
-                out[16 * g + i] = scale * (as_float((q[i] >> shift & 3u) | (high[i] >> bit & 1u) << 2) - 4.0f);
+                out[16 * g + i] =
+                    scale * (as_float((q[i] >> shift & 3u) | (high[i] >> bit & 1u) << 2) - 4.0f);
         }
     }
 }
@@ -202,7 +213,8 @@ inline void decode_q4_k(Bytes p, uint64_t n, float* out)
             const float scale = d * as_float(sc), minimum = dmin * as_float(m);
             const Bytes q = p + 16 + g / 2 * 32;
             const uint32_t shift = g % 2 * 4;
-            for (uint32_t i = 0; i < 32; i++) out[32 * g + i] = scale * as_float(q[i] >> shift & 15u) - minimum;
+            for (uint32_t i = 0; i < 32; i++)
+                out[32 * g + i] = scale * as_float(q[i] >> shift & 15u) - minimum;
         }
     }
 }
@@ -217,7 +229,8 @@ inline void decode_q5_k(Bytes p, uint64_t n, float* out)
             const Bytes q = p + 48 + g / 2 * 32, high = p + 16;
             const uint32_t shift = g % 2 * 4;
             for (uint32_t i = 0; i < 32; i++)
-                out[32 * g + i] = scale * as_float((q[i] >> shift & 15u) | (high[i] >> g & 1u) << 4) - minimum;
+                out[32 * g + i] =
+                    scale * as_float((q[i] >> shift & 15u) | (high[i] >> g & 1u) << 4) - minimum;
         }
     }
 }
@@ -228,7 +241,8 @@ inline void decode_q6_k(Bytes p, uint64_t n, float* out)
         for (uint32_t g = 0; g < 16; g++) { // groups of 16
             const float scale = d * static_cast<float>(s8(p[192 + g]));
             const uint32_t half = g / 8, row = g % 8 / 2; // 32 values are row 0 to 3 of a half
-            const Bytes low = p + half * 64 + row % 2 * 32 + g % 2 * 16, high = p + 128 + half * 32 + g % 2 * 16;
+            const Bytes low = p + half * 64 + row % 2 * 32 + g % 2 * 16,
+                        high = p + 128 + half * 32 + g % 2 * 16;
             for (uint32_t i = 0; i < 16; i++) {
                 const uint32_t q = (low[i] >> row / 2 * 4 & 15u) | (high[i] >> 2 * row & 3u) << 4;
                 out[16 * g + i] = scale * (as_float(q) - 32.0f);
@@ -243,7 +257,8 @@ inline void decode_q8_k(Bytes p, uint64_t n, float* out)
         for (uint32_t i = 0; i < 256; i++) out[i] = d * static_cast<float>(s8(p[4 + i]));
     }
 }
-inline void decode_levels(Bytes q, float scale, const int8_t* levels, float* out) // 32 values in 16 bytes
+inline void decode_levels(Bytes q, float scale, const int8_t* levels,
+                          float* out) // 32 values in 16 bytes
 {
     for (uint32_t i = 0; i < 16; i++) {
         out[i] = scale * static_cast<float>(levels[q[i] & 15]);
@@ -259,7 +274,8 @@ inline void decode_iq4_xs(Bytes p, uint64_t n, float* out)
     for (; n; n--, p += 136, out += 256) {
         const float d = f16(p);
         for (uint32_t g = 0; g < 8; g++)
-            decode_levels(p + 8 + 16 * g, d * static_cast<float>(scale_iq4(p, g)), levels_iq4, out + 32 * g);
+            decode_levels(p + 8 + 16 * g, d * static_cast<float>(scale_iq4(p, g)), levels_iq4,
+                          out + 32 * g);
     }
 }
 inline void decode_mxfp4(Bytes p, uint64_t n, float* out)
@@ -267,8 +283,10 @@ inline void decode_mxfp4(Bytes p, uint64_t n, float* out)
     for (; n; n--, p += 17, out += 32) decode_levels(p + 1, e8m0_half(p[0]), levels_mxfp4, out);
 }
 
-// ---- Rows to tiles ---------------------------------------------------------------------------------------------------
-// A unit is one group of 32 columns of the 16 rows; `r` is the row. Its quants stand in pieces of 4 bytes, 64 bytes apart.
+// ---- Rows to tiles ------------------------------------------------------------------------------
+
+// A unit is one group of 32 columns of the 16 rows; `r` is the row. Its quants stand in pieces of 4
+// bytes, 64 bytes apart.
 
 inline void put_scale(unsigned char* unit, uint32_t at, uint32_t r, float value)
 {
@@ -277,9 +295,11 @@ inline void put_scale(unsigned char* unit, uint32_t at, uint32_t r, float value)
 // 32 int8, given as they are.
 inline void put_q8(unsigned char* unit, uint32_t r, const void* q)
 {
-    for (uint32_t k = 0; k < 8; k++) std::memcpy(unit + 64 * k + 4 * r, static_cast<Bytes>(q) + 4 * k, 4);
+    for (uint32_t k = 0; k < 8; k++)
+        std::memcpy(unit + 64 * k + 4 * r, static_cast<Bytes>(q) + 4 * k, 4);
 }
-inline uint32_t four(Bytes p) // four bytes as one word, in the host's order: only whole bytes are moved
+inline uint32_t four(
+    Bytes p) // four bytes as one word, in the host's order: only whole bytes are moved
 {
     uint32_t word;
     std::memcpy(&word, p, 4);
@@ -309,18 +329,19 @@ inline void put_nibbles(unsigned char* unit, uint32_t r, Bytes q, bool high)
 }
 
 // Runs put(block, first unit, r) over all blocks of 16 rows.
-template <class Put>
-void pack(Bytes const* rows, uint32_t cols, unsigned char* out, DType type, uint32_t block, uint32_t bytes, Put put)
+template <class Put> void pack(Bytes const* rows, uint32_t cols, unsigned char* out, DType type,
+                               uint32_t block, uint32_t bytes, Put put)
 {
     const uint64_t unit = transformer::unit_bytes(type);
     for (uint32_t r = 0; r < 16; r++)
-        if (!rows[r]) {             // the tensor's last rows; zeros stand for what is missing
+        if (!rows[r]) { // the tensor's last rows; zeros stand for what is missing
             std::memset(out, 0, static_cast<size_t>(cols / 32 * unit));
             break;
         }
     for (uint32_t b = 0; b < cols / block; b++)
         for (uint32_t r = 0; r < 16; r++)
-            if (rows[r]) put(rows[r] + uint64_t{b} * bytes, out + uint64_t{b} * (block / 32) * unit, r);
+            if (rows[r])
+                put(rows[r] + uint64_t{b} * bytes, out + uint64_t{b} * (block / 32) * unit, r);
 }
 
 inline void tile_q8_0(Bytes const* rows, uint32_t cols, unsigned char* out)
@@ -335,7 +356,8 @@ inline void tile_q5_0(Bytes const* rows, uint32_t cols, unsigned char* out)
     pack(rows, cols, out, DType::q8_0, 32, 22, [](Bytes p, unsigned char* unit, uint32_t r) {
         const uint32_t high = load_u32(p + 2);
         unsigned char q[32];
-        for (uint32_t i = 0; i < 32; i++) q[i] = static_cast<unsigned char>(five_bits(p + 6, high, i) + 240);
+        for (uint32_t i = 0; i < 32; i++)
+            q[i] = static_cast<unsigned char>(five_bits(p + 6, high, i) + 240);
         put_q8(unit, r, q);
         std::memcpy(unit + 512 + 2 * r, p, 2);
     });
@@ -396,18 +418,21 @@ inline void round_q8(const float* x, unsigned char* unit, uint32_t r)
     float sizes[32];
     for (uint32_t i = 0; i < 32; i++) sizes[i] = x[i] > 0.0f ? x[i] : -x[i];
     for (uint32_t n = 16; n; n /= 2)
-        for (uint32_t j = 0; j < n; j++) sizes[j] = sizes[j] > sizes[j + n] ? sizes[j] : sizes[j + n];
+        for (uint32_t j = 0; j < n; j++)
+            sizes[j] = sizes[j] > sizes[j + n] ? sizes[j] : sizes[j + n];
     const uint16_t scale = transformer::f32_to_f16(sizes[0] / 127.0f);
     const float s = transformer::f16_to_f32(scale), divisor = s > 0 ? s : 1.0f;
     float y[32];
-    for (uint32_t i = 0; i < 32; i++) { // adding 1.5 * 2^23 leaves the nearest integer in the low bits
+    for (uint32_t i = 0; i < 32;
+         i++) { // adding 1.5 * 2^23 leaves the nearest integer in the low bits
         const float v = x[i] / divisor, above = v > -127.0f ? v : -127.0f;
         y[i] = (above < 127.0f ? above : 127.0f) + 12582912.0f;
     }
     uint32_t words[32];
     std::memcpy(words, y, sizeof words);
     unsigned char bytes[32];
-    for (uint32_t i = 0; i < 32; i++) bytes[i] = static_cast<unsigned char>(words[i] & (s > 0 ? 255u : 0u));
+    for (uint32_t i = 0; i < 32; i++)
+        bytes[i] = static_cast<unsigned char>(words[i] & (s > 0 ? 255u : 0u));
     put_q8(unit, r, bytes);
     store_u16(unit + 512 + 2 * r, scale);
 }
@@ -425,11 +450,13 @@ inline float nearest_q4(float v)
     const float above = v > 0.0f ? v : 0.0f, inside = above < 15.0f ? above : 15.0f;
     return (inside + 12582912.0f) - 12582912.0f;
 }
-// 32 values as q4_1 with less squared error than the range of the values gives: quants for a scale and minimum, then the
-// best scale and minimum for these quants, a few times.
+// 32 values as q4_1 with less squared error than the range of the values gives: quants for a scale
+// and minimum, then the best scale and minimum for these quants, a few times.
 inline void fit_q4_1(const float* x, unsigned char* unit, uint32_t r)
 {
-    const auto rounded = [](float v) { return transformer::f16_to_f32(transformer::f32_to_f16(v)); };
+    const auto rounded = [](float v) {
+        return transformer::f16_to_f32(transformer::f32_to_f16(v));
+    };
     float low[32], high[32];
     std::memcpy(low, x, sizeof low);
     std::memcpy(high, x, sizeof high);
@@ -439,7 +466,8 @@ inline void fit_q4_1(const float* x, unsigned char* unit, uint32_t r)
             high[j] = high[j] > high[j + n] ? high[j] : high[j + n];
         }
     const float least = low[0], most = high[0], sum = total(x);
-    float scale = (most - least) / 15.0f, minimum = least, best_scale = 0, best_minimum = least, best = -1;
+    float scale = (most - least) / 15.0f, minimum = least, best_scale = 0, best_minimum = least,
+          best = -1;
     for (int pass = 0; pass < 3 && scale > 0; pass++) {
         const float s = rounded(scale), m = rounded(minimum), inverse = s > 0 ? 1.0f / s : 0.0f;
         float q[32], error[32], qq[32], xq[32];
@@ -459,8 +487,10 @@ inline void fit_q4_1(const float* x, unsigned char* unit, uint32_t r)
     const float inverse = best_scale > 0 ? 1.0f / best_scale : 0.0f;
     unsigned char q[32];
     for (uint32_t i = 0; i < 32; i++)
-        q[i] = static_cast<unsigned char>(static_cast<int32_t>(nearest_q4((x[i] - best_minimum) * inverse)));
-    for (uint32_t k = 0; k < 4; k++) put_four(unit, k, r, (four(q + 8 * k) & lows) | (four(q + 8 * k + 4) & lows) << 4);
+        q[i] = static_cast<unsigned char>(
+            static_cast<int32_t>(nearest_q4((x[i] - best_minimum) * inverse)));
+    for (uint32_t k = 0; k < 4; k++)
+        put_four(unit, k, r, (four(q + 8 * k) & lows) | (four(q + 8 * k + 4) & lows) << 4);
     put_scale(unit, 256, r, best_scale);
     put_scale(unit, 288, r, best_minimum);
 }
@@ -473,7 +503,8 @@ void tile_anew(Bytes const* rows, uint32_t cols, unsigned char* out)
     pack(rows, cols, out, type, block, bytes, [](Bytes p, unsigned char* unit, uint32_t r) {
         float x[block];
         decode(p, 1, x);
-        for (uint32_t g = 0; g < block / 32; g++, unit += transformer::unit_bytes(type)) group(x + 32 * g, unit, r);
+        for (uint32_t g = 0; g < block / 32; g++, unit += transformer::unit_bytes(type))
+            group(x + 32 * g, unit, r);
     });
 }
 template <Decode decode, uint32_t block, uint32_t bytes>
@@ -518,7 +549,7 @@ inline const GgmlType types[] = {
     {41, "Q1_0", 128, 18, DType::f32, nullptr, nullptr},
 };
 
-}  // namespace ggml
+} // namespace ggml
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC pop_options
@@ -533,5 +564,5 @@ inline const GgmlType* ggml_type(uint32_t id)
     return nullptr;
 }
 
-}  // namespace weights
+} // namespace weights
 #endif
