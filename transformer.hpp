@@ -450,7 +450,7 @@ enum Region : uint8_t {
     region_gate,       // (T, F)
     region_router,     // (T + 2, E) weights of the experts
     region_expert,     // (2, T, D) gathered rows of one expert and what it returns
-    region_quantised,  // (T, G) Group: the input of a quantised product
+    region_quantised,  // (T, G) Group and (T, G / 3 + 1) Residual: the input of a quantised product
     region_rope,       // (2, T, rope_dim) cos and sin
     region_slices,     // scratch of each slice's attention
     region_convolved,  // (T, 3 C) rows of a convolution
@@ -470,9 +470,17 @@ struct Group {
     float scale;
     int32_t sum;
 };
+// What the first rounding of a coarse group left, rounded in its turn; see >> 17 Products.
+struct Residual {
+    Group rest;
+    uint32_t group, token;                                     // group = UINT32_MAX ends a list
+};
+constexpr uint32_t panel_rows = 8;                             // tokens whose groups stand side by side
+static constexpr uint32_t most_residuals(uint32_t groups) { return groups / 3; }
 
 constexpr uint32_t attention_block = 128;                      // positions; part of the numbers, not a tuning knob
 constexpr uint32_t attention_rows = 4;                         // queries that share a pass over the keys
+constexpr uint32_t attention_wave = 32;                        // blocks that slices share out before their values are merged
 
 static constexpr uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static constexpr bool is_causal(const Config& c) { return (c.flags & flag_causal) != 0; }
@@ -524,7 +532,10 @@ static constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
     case region_up: case region_gate: return 4 * t * widest_hidden(c);
     case region_router: return 4 * (t + 2) * c.n_experts;
     case region_expert: return c.n_experts || c.shared_hidden_dim ? 8 * t * c.dim : 0;
-    case region_quantised: return t * (round_up(widest_input(c), 32) / 32) * sizeof(Group);
+    case region_quantised: {
+        const uint32_t groups = static_cast<uint32_t>((widest_input(c) + 31) / 32);
+        return t * (groups * sizeof(Group) + (most_residuals(groups) + 1) * sizeof(Residual));
+    }
     case region_rope: return 8 * t * c.rope_dim;
     case region_convolved: return c.n_features ? 4 * t * 3 * larger(c.dim, c.n_features) : 0;
     default: return 0;
@@ -541,7 +552,8 @@ static constexpr Plan plan(const Config& main, const Config& encoder, const Opti
     for (uint32_t i = 0; i < n_regions; i++) {
         const Region r = static_cast<Region>(i);
         uint64_t n = larger(region_bytes(r, main, t), encoder.n_layers ? region_bytes(r, encoder, t_encoder) : 0);
-        if (r == region_slices) n = slices * 4 * attention_rows * (attention_block + dv);
+        if (r == region_slices)                                // and, with several slices, the parts of a wave
+            n = slices * 4 * attention_rows * (attention_block + (slices > 1 ? 1 + 2 * attention_wave : 1) * (dv + 2));
         if (r == region_mask) n = larger(source, t_encoder);
         if (r == region_logits) n = 4 * logit_rows * main.n_outputs;
         if (r == region_cache)
@@ -764,7 +776,9 @@ struct Kernels {
     const char* name;
     // y[t][row] = W x[t] + b for the rows of tiles first .. last - 1 of a (rows, cols) matrix; x: n rows of floats or Groups
     void (*product[n_dtypes])(const struct ProductJob& job);
-    void (*quantise)(const float* x, uint32_t n, Group* out);                           // a row of n floats
+    // row `token` of n floats: its groups `stride` apart, and its residuals; returns the end of those
+    Residual* (*quantise)(const float* x, uint32_t n, uint32_t token, uint32_t stride, Group* out, Residual* rest);
+    void (*to_f16)(const float* x, uint32_t n, unsigned char* out);                     // saturates at 65,504
     void (*normalise)(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps,
         float* y);
     void (*activate)(Activation kind, float* x, uint64_t n);
@@ -792,7 +806,7 @@ static Rows embed(Session& s, const Input& in, uint32_t first, uint32_t count); 
 static void prepare_rope(Session& s, uint32_t count);                                   // cos and sin of the batch's positions
 static void rotate(const Session& s, float* x, uint32_t t, bool local);                 // one head's row [5]
 static uint32_t bind_layer(const Model& m, uint32_t entry, uint32_t index, const Stack& stack, Layer* layer);
-static void parallel(Session& s, bool worth_it, Task task, void* data);                 // task(data, 0 .. slices-1)
+static void parallel(const Session& s, uint32_t pieces, Task task, void* data);         // task(data, 0 .. pieces - 1)
 static float exp_f32(float x);                                                          // >> 16 Mathematics
 static float log_f32(float x);
 static float tanh_f32(float x);
@@ -810,6 +824,30 @@ static const Config& config(const Session& s) { return s.stack->config; }
 template <class T> struct Same { typedef T type; };             // the second argument takes the first one's type
 template <class T> static T least(T a, typename Same<T>::type b) { return a < b ? a : b; }
 template <class T> static T most(T a, typename Same<T>::type b) { return a > b ? a : b; }
+
+// Pieces that `work` (multiply-adds or values) is worth: one slice may take several, for they need not run at one speed.
+static uint32_t pieces_of(const Session& s, uint64_t work, uint64_t least_each, uint64_t most_pieces)
+{
+    const uint64_t slices = most(s.options.slices, 1u);
+    return slices == 1 ? 1 : static_cast<uint32_t>(most(least(least(work / least_each, slices * 4), most_pieces), 1u));
+}
+
+// work(first, last) for parts of the rows 0 .. count - 1, each of `width` values.
+template <class Work> static void each_row(const Session& s, uint32_t count, uint64_t width, const Work& work)
+{
+    struct Split {
+        const Work* work;
+        uint64_t count, pieces;
+        static void run(void* data, uint32_t i)
+        {
+            const Split& p = *static_cast<const Split*>(data);
+            (*p.work)(static_cast<uint32_t>(p.count * i / p.pieces), static_cast<uint32_t>(p.count * (i + 1) / p.pieces));
+        }
+    };
+    Split split = {&work, count, pieces_of(s, count * width, 8192, count)};
+    if (split.pieces == 1) work(0, count);
+    else parallel(s, static_cast<uint32_t>(split.pieces), Split::run, &split);
+}
 
 TRANSFORMER_OUTLINE static bool observe(Session& s, Event::Kind kind, uint32_t layer, Rows rows)
 {
@@ -978,7 +1016,10 @@ TRANSFORMER_OUTLINE static void block(Session& s, const Layer& w, Rows x)
 static void residual(const Session& s, Rows x, const NormSlots& n, Rows y)
 {
     y = norm(s, n.post, y, y.data);
-    s.room->add(x.data, y.data, config(s).residual_scale, uint64_t{x.count} * x.dim);
+    each_row(s, x.count, x.dim, [&](uint32_t first, uint32_t last) {
+        const uint64_t from = uint64_t{first} * x.dim;
+        s.room->add(x.data + from, y.data + from, config(s).residual_scale, uint64_t{last - first} * x.dim);
+    });
     norm(s, n.out, x, x.data);
 }
 
@@ -1018,28 +1059,38 @@ static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count
     return k;
 }
 
-static void store_value(unsigned char* base, uint64_t index, DType type, float x)
+// A tile of 16 keys is zeroed before its first position comes, for scores are computed for whole tiles.
+static void clear_tiles(const Session& s, Keys keys, uint32_t first, uint32_t count)
 {
-    if (type == DType::f16) store_u16(base + 2 * index, f32_to_f16(x));
-    else store_f32(base + 4 * index, x);
+    const uint64_t tile = uint64_t{config(s).head_dim} * 16 * unit_bytes(s.options.cache);
+    for (uint64_t t = (uint64_t{first} + 15) / 16; t * 16 < uint64_t{first} + count; t++)
+        for (uint32_t h = 0; h < config(s).n_kv_heads; h++) memset(keys.data + h * keys.head_bytes + t * tile, 0, tile);
 }
 
-// Rows of k (T, K d) and v (T, K dv) become positions first .. first + T - 1 of the cache.
-static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t count)
+// Rows begin .. end - 1 of k (T, K d) and v (T, K dv) become positions first + begin .. of the cache.
+static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t begin, uint32_t end)
 {
     const Config& c = config(s);
-    const uint32_t d = c.head_dim, dv = c.v_head_dim;
-    for (uint32_t t = 0; t < count; t++)
+    const uint32_t d = c.head_dim, dv = c.v_head_dim, bytes = unit_bytes(s.options.cache);
+    for (uint32_t t = begin; t < end; t++)
         for (uint32_t h = 0; h < c.n_kv_heads; h++) {
-            const uint64_t pos = uint64_t{first} + t, tile = pos / 16 * d * 16;
-            unsigned char* const head = keys.data + h * keys.head_bytes;
-            if (pos % 16 == 0)
-                memset(head + tile * unit_bytes(s.options.cache), 0, size_t{d} * 16 * unit_bytes(s.options.cache));
-            for (uint32_t i = 0; i < d; i++)
-                store_value(head, tile + uint64_t{i} * 16 + pos % 16, s.options.cache,
-                    k[(uint64_t{t} * c.n_kv_heads + h) * d + i]);
-            for (uint32_t i = 0; i < dv; i++)
-                store_value(head + keys.v_offset, pos * dv + i, s.options.cache, v[(uint64_t{t} * c.n_kv_heads + h) * dv + i]);
+            const uint64_t pos = uint64_t{first} + t;
+            unsigned char* const tile = keys.data + h * keys.head_bytes + (pos / 16 * d * 16 + pos % 16) * bytes;
+            unsigned char* const value = keys.data + h * keys.head_bytes + keys.v_offset + pos * dv * bytes;
+            const float* const key = k + (uint64_t{t} * c.n_kv_heads + h) * d;
+            const float* const from = v + (uint64_t{t} * c.n_kv_heads + h) * dv;
+            if (bytes == 4) {
+                for (uint32_t i = 0; i < d; i++) store_f32(tile + uint64_t{i} * 64, key[i]);
+                for (uint32_t i = 0; i < dv; i++) store_f32(value + uint64_t{i} * 4, from[i]);
+                continue;
+            }
+            s.room->to_f16(from, dv, value);
+            unsigned char row[64];
+            for (uint32_t i = 0; i < d; i += 32) {             // a column of the tile
+                const uint32_t n = least(32u, d - i);
+                s.room->to_f16(key + i, n, row);
+                for (uint32_t e = 0; e < n; e++) memcpy(tile + uint64_t{i + e} * 32, row + 2 * e, 2);
+            }
         }
 }
 
@@ -1050,7 +1101,19 @@ struct Attend {                                                // what one atten
     uint32_t count;                                            // T
     bool cross;
     const float* k;                                            // this batch's keys in rows, for DeBERTa's second term
+    uint32_t units, slices;                                    // Queries, and parts that they are cut into
+    uint32_t wave;                                             // first key of the running wave of blocks
 };
+
+static uint32_t most_value_dim(const Session& s)
+{
+    return most(s.model->main.config.v_head_dim, s.model->encoder.config.v_head_dim);
+}
+static float* wave_part(const Attend& a, uint64_t item)        // behind the slices' own scratch
+{
+    const uint64_t slices = a.s->options.slices, part = attention_rows * (most_value_dim(*a.s) + 2);
+    return floats(*a.s, region_slices) + slices * (attention_rows * attention_block + part) + item * part;
+}
 
 // Keys lo .. hi - 1 are visible to the query at absolute position pos.
 static void visible(const Attend& a, uint32_t pos, uint32_t* lo, uint32_t* hi)
@@ -1121,62 +1184,123 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
     }
 }
 
-// Up to four queries of one kv head over all their keys; running maximum, sum and values stand in session memory.
-static void attend_rows(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t n, float* scratch)
+// Up to four queries that share a pass over the keys of one kv head: rows r .. r + n - 1, row = token * G + head in the group.
+struct Queries {
+    uint32_t kv_head, r, n, first, last;                       // keys first .. last - 1 are visible to some of them
+    float* out[attention_rows];                                // their dv values
+    float* state[attention_rows];                              // their maximum and sum so far
+};
+static Queries queries_of(const Attend& a, uint32_t unit)
 {
     const Session& s = *a.s;
     const Config& c = config(s);
-    const uint32_t group = c.n_heads / c.n_kv_heads, dv = c.v_head_dim;
-    float* const scores = scratch;
-    float* const mixed = scratch + attention_rows * attention_block;
-    float* out[attention_rows] = {};
-    float* state[attention_rows] = {};
-    uint32_t first = UINT32_MAX, last = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t t = (r + i) / group, h = kv_head * group + (r + i) % group;
+    const uint32_t group = c.n_heads / c.n_kv_heads, rows = a.count * group, per_head = (rows + attention_rows - 1) / attention_rows;
+    Queries u = {unit / per_head, unit % per_head * attention_rows, 0, UINT32_MAX, 0, {}, {}};
+    for (u.n = 0; u.n < attention_rows && u.r + u.n < rows; u.n++) {
+        const uint32_t t = (u.r + u.n) / group, h = u.kv_head * group + (u.r + u.n) % group;
         uint32_t lo, hi;
         visible(a, s.base + t, &lo, &hi);
-        first = least(first, lo);
-        last = most(last, hi);
-        out[i] = floats(s, region_mixed) + (uint64_t{t} * c.n_heads + h) * dv;
-        state[i] = floats(s, region_state) + (uint64_t{t} * c.n_heads + h) * 2;
-        memset(out[i], 0, dv * sizeof(float));
-        state[i][0] = a.w->sinks ? load_f32(a.w->sinks.data + 4 * h) : lowest_f32;   // a sink is a key without a value
-        state[i][1] = a.w->sinks ? 1.0f : 0.0f;
+        u.first = least(u.first, lo);
+        u.last = most(u.last, hi);
+        u.out[u.n] = floats(s, region_mixed) + (uint64_t{t} * c.n_heads + h) * c.v_head_dim;
+        u.state[u.n] = floats(s, region_state) + (uint64_t{t} * c.n_heads + h) * 2;
     }
-    for (uint32_t key = first / attention_block * attention_block; key < last; key += attention_block) {
-        const uint32_t n_keys = least(attention_block, last - key);
-        const unsigned char* const v = a.keys.data + kv_head * a.keys.head_bytes + a.keys.v_offset + uint64_t{key} * dv
-            * unit_bytes(s.options.cache);
-        block_scores(a, kv_head, r, n, key, n_keys, scores);
-        float m[attention_rows], l[attention_rows];
-        for (uint32_t i = 0; i < n; i++) s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &m[i], &l[i]);
-        s.room->mix(scores, n, n_keys, v, s.options.cache, dv, mixed);
-        for (uint32_t i = 0; i < n; i++) {
-            if (m[i] <= lowest_f32 && l[i] >= 0) continue;     // no key of this block is visible; a NaN goes on
-            const float top = most(state[i][0], m[i]);
-            const float old = exp_f32(state[i][0] - top), now = exp_f32(m[i] - top);
-            state[i][0] = top;
-            state[i][1] = state[i][1] * old + l[i] * now;
-            s.room->merge(out[i], old, mixed + i * dv, now, dv);
-        }
+    u.first = u.first / attention_block * attention_block;
+    return u;
+}
+static void begin_queries(const Attend& a, const Queries& u)
+{
+    const Config& c = config(*a.s);
+    for (uint32_t i = 0; i < u.n; i++) {
+        const uint32_t group = c.n_heads / c.n_kv_heads, h = u.kv_head * group + (u.r + i) % group;
+        memset(u.out[i], 0, c.v_head_dim * sizeof(float));
+        u.state[i][0] = a.w->sinks ? load_f32(a.w->sinks.data + 4 * h) : lowest_f32; // a sink is a key without a value
+        u.state[i][1] = a.w->sinks ? 1.0f : 0.0f;
     }
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t e = 0; e < dv; e++) out[i][e] = state[i][1] <= 0 ? 0.0f : out[i][e] / state[i][1];
+}
+// The block of keys from `key` on alone: part = maxima (4), sums (4) and values (n, dv).
+static void attend_block(const Attend& a, const Queries& u, uint32_t key, float* scores, float* part)
+{
+    const Session& s = *a.s;
+    const uint32_t n_keys = least(attention_block, u.last - key), dv = config(s).v_head_dim;
+    const unsigned char* const v = a.keys.data + u.kv_head * a.keys.head_bytes + a.keys.v_offset + uint64_t{key} * dv
+        * unit_bytes(s.options.cache);
+    block_scores(a, u.kv_head, u.r, u.n, key, n_keys, scores);
+    for (uint32_t i = 0; i < u.n; i++)
+        s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &part[i], &part[attention_rows + i]);
+    s.room->mix(scores, u.n, n_keys, v, s.options.cache, dv, part + 2 * attention_rows);
+}
+static void merge_block(const Attend& a, const Queries& u, const float* part)
+{
+    const uint32_t dv = config(*a.s).v_head_dim;
+    for (uint32_t i = 0; i < u.n; i++) {
+        const float m = part[i], l = part[attention_rows + i];
+        if (m <= lowest_f32 && l >= 0) continue;               // no key of this block is visible; a NaN goes on
+        float* const state = u.state[i];
+        const float top = most(state[0], m), old = exp_f32(state[0] - top), now = exp_f32(m - top);
+        state[0] = top;
+        state[1] = state[1] * old + l * now;
+        a.s->room->merge(u.out[i], old, part + 2 * attention_rows + i * dv, now, dv);
+    }
+}
+static void finish_queries(const Attend& a, const Queries& u)
+{
+    for (uint32_t i = 0; i < u.n; i++)
+        for (uint32_t e = 0; e < config(*a.s).v_head_dim; e++)
+            u.out[i][e] = u.state[i][1] <= 0 ? 0.0f : u.out[i][e] / u.state[i][1];
+}
+static float* slice_scratch(const Attend& a, uint32_t slice)   // scores of a block, then one part
+{
+    return floats(*a.s, region_slices) + uint64_t{slice} * attention_rows * (attention_block + most_value_dim(*a.s) + 2);
 }
 
+// A slice of the queries, each over all its keys.
 static void attend_slice(void* data, uint32_t slice)
 {
     const Attend& a = *static_cast<const Attend*>(data);
-    const Config& c = config(*a.s);
-    const uint32_t rows = a.count * (c.n_heads / c.n_kv_heads), per_head = (rows + attention_rows - 1) / attention_rows;
-    const uint64_t units = uint64_t{per_head} * c.n_kv_heads, slices = most(a.s->options.slices, 1u);
-    const uint64_t floats_each = (a.s->plan.at[region_slices + 1] - a.s->plan.at[region_slices]) / sizeof(float) / slices;
-    float* const scratch = floats(*a.s, region_slices) + slice * floats_each;
-    for (uint64_t u = units * slice / slices; u < units * (slice + 1) / slices; u++) {
-        const uint32_t r = static_cast<uint32_t>(u % per_head) * attention_rows;
-        attend_rows(a, static_cast<uint32_t>(u / per_head), r, least(attention_rows, rows - r), scratch);
+    float* const scores = slice_scratch(a, slice);
+    for (uint64_t i = uint64_t{a.units} * slice / a.slices; i < uint64_t{a.units} * (slice + 1) / a.slices; i++) {
+        const Queries u = queries_of(a, static_cast<uint32_t>(i));
+        begin_queries(a, u);
+        for (uint32_t key = u.first; key < u.last; key += attention_block) {
+            float* const part = scores + attention_rows * attention_block;
+            attend_block(a, u, key, scores, part);
+            merge_block(a, u, part);
+        }
+        finish_queries(a, u);
     }
+}
+
+// A slice of (queries, block of the running wave): few queries over many keys, as in decoding a long text.
+static void wave_slice(void* data, uint32_t slice)
+{
+    const Attend& a = *static_cast<const Attend*>(data);
+    const uint64_t items = uint64_t{a.units} * attention_wave;
+    for (uint64_t i = items * slice / a.slices; i < items * (slice + 1) / a.slices; i++) {
+        const Queries u = queries_of(a, static_cast<uint32_t>(i % a.units));
+        const uint32_t key = a.wave + static_cast<uint32_t>(i / a.units) * attention_block;
+        if (key >= u.first && key < u.last) attend_block(a, u, key, slice_scratch(a, slice), wave_part(a, i));
+    }
+}
+static void attend_waves(Attend& a)
+{
+    uint32_t last = 0;
+    a.wave = UINT32_MAX;
+    for (uint32_t i = 0; i < a.units; i++) {
+        const Queries u = queries_of(a, i);
+        begin_queries(a, u);
+        a.wave = least(a.wave, u.first);
+        last = most(last, u.last);
+    }
+    for (; a.wave < last; a.wave += attention_wave * attention_block) {
+        parallel(*a.s, a.slices, wave_slice, &a);
+        for (uint64_t i = 0; i < uint64_t{a.units} * attention_wave; i++) {
+            const Queries u = queries_of(a, static_cast<uint32_t>(i % a.units));
+            const uint32_t key = a.wave + static_cast<uint32_t>(i / a.units) * attention_block;
+            if (key >= u.first && key < u.last) merge_block(a, u, wave_part(a, i));
+        }
+    }
+    for (uint32_t i = 0; i < a.units; i++) finish_queries(a, queries_of(a, i));
 }
 
 // Give the observer each query's weights, from the scores once more: exp(s - m) / l.
@@ -1212,8 +1336,12 @@ TRANSFORMER_OUTLINE static void observe_weights(Attend& a)
 static Rows attend(Session& s, const Attention& w, Keys keys, uint32_t count, bool cross, const float* k)
 {
     const Config& c = config(s);
-    Attend a = {&s, &w, keys, count, cross, k};
-    parallel(s, uint64_t{count} * keys.count * c.n_heads * c.head_dim > 65536, attend_slice, &a);
+    const uint32_t rows = count * (c.n_heads / c.n_kv_heads), units = (rows + attention_rows - 1) / attention_rows * c.n_kv_heads;
+    Attend a = {&s, &w, keys, count, cross, k, units, 1, 0};
+    const uint64_t work = uint64_t{count} * keys.count * c.n_heads * c.head_dim;
+    a.slices = least(most(s.options.slices, 1u), pieces_of(s, work, 32768, UINT32_MAX));
+    if (a.slices > 1 && units < 2 * a.slices && keys.count > attention_block) attend_waves(a);
+    else parallel(s, a.slices, attend_slice, &a);
     if (s.options.observe_attention && s.options.observer) observe_weights(a);
     return {floats(s, region_mixed), count, static_cast<uint32_t>(mixed_width(c))};
 }
@@ -1240,10 +1368,12 @@ static void clip(float* x, uint64_t n, float limit)
 }
 
 // Norm, position and scale of the query and key rows, in the model's order.
-static void finish_heads(const Session& s, const Attention& w, float* q, uint32_t n_q, float* k, uint32_t count)
+static void finish_heads(const Session& s, const Attention& w, float* q, uint32_t n_q, float* k, uint32_t begin, uint32_t end)
 {
     const Config& c = config(s);
-    const uint32_t d = c.head_dim, n_k = c.n_kv_heads;
+    const uint32_t d = c.head_dim, n_k = c.n_kv_heads, count = end - begin;
+    q += uint64_t{begin} * n_q * d;
+    k += uint64_t{begin} * n_k * d;
     const uint8_t flags = s.layer.flags;
     const bool after = (c.flags & flag_qk_norm_after_rope) != 0, turn = c.rope_dim && !(flags & layer_no_rope);
     for (int pass = 0; pass < 2; pass++) {
@@ -1254,15 +1384,15 @@ static void finish_heads(const Session& s, const Attention& w, float* q, uint32_
         if (pass == 0) clip(q, uint64_t{count} * n_q * d, c.qkv_clip), clip(k, uint64_t{count} * n_k * d, c.qkv_clip);
         if (pass == 1 || !turn) continue;
         for (uint32_t t = 0; t < count; t++) {
-            for (uint32_t h = 0; h < n_q; h++) rotate(s, q + (uint64_t{t} * n_q + h) * d, t, flags & layer_rope_local);
-            for (uint32_t h = 0; h < n_k; h++) rotate(s, k + (uint64_t{t} * n_k + h) * d, t, flags & layer_rope_local);
+            for (uint32_t h = 0; h < n_q; h++) rotate(s, q + (uint64_t{t} * n_q + h) * d, begin + t, flags & layer_rope_local);
+            for (uint32_t h = 0; h < n_k; h++) rotate(s, k + (uint64_t{t} * n_k + h) * d, begin + t, flags & layer_rope_local);
         }
     }
     for (uint32_t t = 0; t < count; t++) {
         float scale = score_scale(c);
         if (flags & layer_query_temperature && c.temperature_floor >= 1)
             scale *= 1.0f + c.temperature_scale * log_f32(1.0f + static_cast<float>(
-                static_cast<uint32_t>(static_cast<float>(s.base + t + 1) / c.temperature_floor)));
+                static_cast<uint32_t>(static_cast<float>(s.base + begin + t + 1) / c.temperature_floor)));
         for (uint64_t i = 0; i < uint64_t{n_q} * d; i++) q[uint64_t{t} * n_q * d + i] *= scale;
     }
 }
@@ -1331,11 +1461,14 @@ static Rows attention(Session& s, const Attention& w, Rows x)
         products(s, x, qkv, 3);
         clip(v, uint64_t{x.count} * c.n_kv_heads * c.v_head_dim, c.qkv_clip);
     }
-    finish_heads(s, w, q, c.n_heads, k, x.count);
-    for (uint32_t t = 0; latent && t < x.count; t++)           // the value is the latent part of the key
-        memcpy(v + uint64_t{t} * c.v_head_dim, k + uint64_t{t} * c.head_dim + c.rope_dim, c.v_head_dim * sizeof(float));
     const Keys keys = keys_of(s, s.layer.index, false, s.base + x.count);
-    store_keys(s, keys, s.base, k, v, x.count);
+    clear_tiles(s, keys, s.base, x.count);
+    each_row(s, x.count, c.n_heads * c.head_dim, [&](uint32_t first, uint32_t last) {
+        finish_heads(s, w, q, c.n_heads, k, first, last);
+        for (uint32_t t = first; latent && t < last; t++)      // the value is the latent part of the key
+            memcpy(v + uint64_t{t} * c.v_head_dim, k + uint64_t{t} * c.head_dim + c.rope_dim, c.v_head_dim * sizeof(float));
+        store_keys(s, keys, s.base, k, v, first, last);
+    });
     Rows mixed = attend(s, w, keys, x.count, false, k);
     if (latent) mixed = expand_latent(s, w, mixed);
     return linear(s, w.wo, mixed, floats(s, region_y));
@@ -1375,7 +1508,9 @@ TRANSFORMER_API Status set_memory(Session& s, const float* rows, uint32_t count,
             const Rows part = {const_cast<float*>(rows) + uint64_t{t} * c.dim, least(step, count - t), c.dim};
             const Product kv[] = {{&s.layer.cross.wk, 0, floats(s, region_k)}, {&s.layer.cross.wv, 0, floats(s, region_v)}};
             products(s, part, kv, 2);
-            store_keys(s, keys_of(s, i, true, count), t, kv[0].y, kv[1].y, part.count);
+            const Keys keys = keys_of(s, i, true, count);
+            clear_tiles(s, keys, t, part.count);
+            store_keys(s, keys, t, kv[0].y, kv[1].y, 0, part.count);
         }
     }
     s.position = 0;
@@ -1400,10 +1535,11 @@ static Rows mlp(Session& s, const Mlp& w, uint32_t expert, Rows x, float* y)
             const float a = clamp(g[i], lowest_f32, c.mlp_clamp), b = clamp(u.data[i], -c.mlp_clamp, c.mlp_clamp);
             u.data[i] = (b + 1.0f) * (a / (1.0f + exp_f32(-c.mlp_alpha * a)));
         }
-    else {
-        activate(s, c.activation, g, n);
-        s.room->multiply(u.data, g, n);
-    }
+    else each_row(s, u.count, u.dim, [&](uint32_t first, uint32_t last) {
+        const uint64_t from = uint64_t{first} * u.dim, part = uint64_t{last - first} * u.dim;
+        if (c.activation != Activation::identity) s.room->activate(c.activation, g + from, part);
+        s.room->multiply(u.data + from, g + from, part);
+    });
     return linear(s, w.down, u, y, expert);
 }
 
@@ -1621,15 +1757,20 @@ static Rows norm(const Session& s, const Norm& w, Rows x, float* out)
 {
     if (!w.w) return x;
     const Config& c = config(s);
-    for (uint32_t t = 0; t < x.count; t++)
-        s.room->normalise(c.norm, x.data + uint64_t{t} * x.dim, x.dim, w.w.data, w.b.data, c.norm_eps,
-            out + uint64_t{t} * x.dim);
+    each_row(s, x.count, x.dim, [&](uint32_t first, uint32_t last) {
+        for (uint64_t t = first; t < last; t++)
+            s.room->normalise(c.norm, x.data + t * x.dim, x.dim, w.w.data, w.b.data, c.norm_eps, out + t * x.dim);
+    });
     return {out, x.count, x.dim};
 }
 
 static void activate(const Session& s, Activation kind, float* x, uint64_t n)
 {
-    if (kind != Activation::identity) s.room->activate(kind, x, n);
+    if (kind == Activation::identity) return;
+    const uint32_t lines = static_cast<uint32_t>((n + 1023) / 1024);
+    each_row(s, lines, 1024, [&](uint32_t first, uint32_t last) {
+        s.room->activate(kind, x + uint64_t{first} * 1024, least(n, uint64_t{last} * 1024) - uint64_t{first} * 1024);
+    });
 }
 
 // ==== Part III: Numbers ==============================================================================================
@@ -1856,32 +1997,40 @@ static inline float fused(float a, float b, float c)
 
 // >> 17 Products ------------------------------------------------------------------------------------------------------
 // y = W x + b. Against plain weights x stays f32: 16 partial sums of fused multiply-adds by column % 16, then a fixed tree.
-// Against quantised ones x is rounded once to 8 bits with a scale for 32 values; the dot product of a group is exact in
-// int32, then acc += float(dot) * (scale_w * scale_x), separately rounded, in ascending order of the groups.
+// Against quantised ones x is rounded to 8 bits with a scale for 32 values; the dot product of a group is exact in int32, then
+// acc += float(dot) * (scale_w * scale_x), separately rounded, in ascending order of the groups.
+//
+// One large value makes the steps of its whole group coarse, and a few such groups make most of the error. Where a scale is
+// over three times the row's mean, what the rounding left is rounded once more and multiplied in its turn, after all groups:
+// one group in thirty on SmolLM2, and a third of the error of llama.cpp's single rounding.
 
 struct ProductJob {
     const unsigned char* w;                                    // the matrix
     const unsigned char* b;                                    // its bias or null
     uint32_t rows, cols, first, last;                          // tiles first .. last - 1
     const float* x;                                            // (n, cols), for plain weights
-    const Group* q;                                            // (n, ceil(cols / 32)), for quantised ones
+    // for quantised ones, G = ceil(cols / 32): panels of up to 8 tokens with their groups side by side, q[(8 p G) + g w + t]
+    // for token t of the w in panel p; the residuals of a panel from rest[8 p (G / 3 + 1)] on, by token, then by group
+    const Group* q;
+    const Residual* rest;
     uint32_t n;
     float* y;                                                  // (n, rows)
 };
 
 struct ProductTask {
-    Session* s;
+    const Session* s;
     Rows x;
     const Product* list;
-    uint32_t n;
+    uint32_t n, pieces;
     uint64_t tiles;
+    Group* q;
+    Residual* rest;
 };
 
-static void product_slice(void* data, uint32_t slice)
+static void product_piece(void* data, uint32_t piece)
 {
     const ProductTask& task = *static_cast<const ProductTask*>(data);
-    const uint64_t slices = most(task.s->options.slices, 1u);
-    uint64_t begin = task.tiles * slice / slices, end = task.tiles * (slice + 1) / slices, base = 0;
+    uint64_t begin = task.tiles * piece / task.pieces, end = task.tiles * (piece + 1) / task.pieces, base = 0;
     for (uint32_t i = 0; i < task.n; i++) {
         const Product& p = task.list[i];
         const Tensor& w = p.w->w;
@@ -1896,7 +2045,8 @@ static void product_slice(void* data, uint32_t slice)
             job.first = static_cast<uint32_t>(first - base);
             job.last = static_cast<uint32_t>(last - base);
             job.x = task.x.data;
-            job.q = static_cast<const Group*>(static_cast<const void*>(floats(*task.s, region_quantised)));
+            job.q = task.q;
+            job.rest = task.rest;
             job.n = task.x.count;
             job.y = p.y;
             task.s->room->product[static_cast<uint32_t>(w.dtype)](job);
@@ -1905,19 +2055,36 @@ static void product_slice(void* data, uint32_t slice)
     }
 }
 
+// Panels of rows rounded to 8 bits, as ProductJob has them.
+static void quantise_rows(const Kernels& room, Rows x, uint32_t first_panel, uint32_t last_panel, Group* q, Residual* rest)
+{
+    const uint32_t groups = (x.dim + 31) / 32;
+    for (uint32_t t = first_panel * panel_rows, end = least(last_panel * panel_rows, x.count); t < end; t += panel_rows) {
+        const uint32_t width = least(panel_rows, x.count - t);
+        Group* const panel = q + uint64_t{t} * groups;
+        Residual* list = rest + uint64_t{t} * (most_residuals(groups) + 1);
+        for (uint32_t k = 0; k < width; k++)
+            list = room.quantise(x.data + uint64_t{t + k} * x.dim, x.dim, t + k, width, panel + k, list);
+        list->group = UINT32_MAX;
+    }
+}
+
 static void products(Session& s, Rows x, const Product* list, uint32_t n)
 {
-    ProductTask task = {&s, x, list, n, 0};
+    Group* const q = static_cast<Group*>(static_cast<void*>(floats(s, region_quantised)));
+    Residual* const rest = static_cast<Residual*>(static_cast<void*>(q + uint64_t{x.count} * ((x.dim + 31) / 32)));
+    ProductTask task = {&s, x, list, n, 1, 0, q, rest};
     bool quantised = false;
     for (uint32_t i = 0; i < n; i++) {
         task.tiles += (uint64_t{list[i].w->w.rows} + 15) / 16;
         quantised = quantised || is_quantised(list[i].w->w.dtype);
     }
-    const uint32_t groups = (x.dim + 31) / 32;
-    Group* const q = static_cast<Group*>(static_cast<void*>(floats(s, region_quantised)));
-    for (uint32_t t = 0; quantised && t < x.count; t++)
-        s.room->quantise(x.data + uint64_t{t} * x.dim, x.dim, q + uint64_t{t} * groups);
-    parallel(s, task.tiles * 16 * x.dim * x.count > 65536, product_slice, &task);
+    if (quantised)
+        each_row(s, (x.count + panel_rows - 1) / panel_rows, uint64_t{x.dim} * panel_rows, [&](uint32_t first, uint32_t last) {
+            quantise_rows(*s.room, x, first, last, q, rest);
+        });
+    task.pieces = pieces_of(s, task.tiles * 16 * x.dim * x.count, 32768, task.tiles);
+    parallel(s, task.pieces, product_piece, &task);
 }
 
 static Rows linear(Session& s, const Linear& w, Rows x, float* y, uint32_t matrix)
@@ -1927,11 +2094,10 @@ static Rows linear(Session& s, const Linear& w, Rows x, float* y, uint32_t matri
     return {y, x.count, w.w.rows};
 }
 
-static void parallel(Session& s, bool worth_it, Task task, void* data)
+static void parallel(const Session& s, uint32_t pieces, Task task, void* data)
 {
-    const uint32_t n = most(s.options.slices, 1u);
-    if (worth_it && n > 1 && s.options.parallel_for) s.options.parallel_for(s.options.parallel_user, n, task, data);
-    else for (uint32_t i = 0; i < n; i++) task(data, i);
+    if (pieces > 1 && s.options.parallel_for) s.options.parallel_for(s.options.parallel_user, pieces, task, data);
+    else for (uint32_t i = 0; i < pieces; i++) task(data, i);
 }
 
 // >> 18 Rooms ---------------------------------------------------------------------------------------------------------
@@ -1948,7 +2114,7 @@ static void parallel(Session& s, bool worth_it, Task task, void* data)
 #define TRANSFORMER_UNROLL_STEPS
 struct Scalar {
     // what its registers hold at a time
-    static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1;
+    static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1, streams = 1;
     typedef float f32;
     typedef int32_t i32;
     typedef const unsigned char* bytes;
@@ -1961,6 +2127,7 @@ struct Scalar {
     static void load_f16s(const unsigned char* p, f32* x) { for (uint32_t i = 0; i < wide; i++) x[i] = load_f16(p + 2 * i); }
     static f32 load_bf16(const unsigned char* p) { return bf16_to_f32(static_cast<uint16_t>(load_u16(p))); }
     static void store(float* p, f32 x) { *p = x; }
+    static void store_f16(unsigned char* p, f32 x) { store_u16(p, f32_to_f16(x)); }     // of -65504 .. 65504 or NaN
     static f32 add(f32 a, f32 b) { return a + b; }
     static f32 sub(f32 a, f32 b) { return a - b; }
     static f32 mul(f32 a, f32 b) { return a * b; }
@@ -2087,7 +2254,7 @@ private:
 #pragma GCC target("avx2,fma,f16c")
 #endif
 struct Avx2 {
-    static constexpr uint32_t lanes = 8, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2;
+    static constexpr uint32_t lanes = 8, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 4;
     typedef __m256 f32;
     typedef __m256i i32;
     typedef __m256i bytes;
@@ -2102,6 +2269,10 @@ struct Avx2 {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16));
     }
     static void store(float* p, f32 x) { _mm256_storeu_ps(p, x); }
+    static void store_f16(unsigned char* p, f32 x)
+    {
+        _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(p)), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
     static f32 add(f32 a, f32 b) { return _mm256_add_ps(a, b); }
     static f32 sub(f32 a, f32 b) { return _mm256_sub_ps(a, b); }
     static f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
@@ -2181,7 +2352,7 @@ private:
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 #endif
 struct Avx512 {
-    static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4;
+    static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4, streams = 2;
     typedef __m512 f32;
     typedef __m512i i32;
     typedef __m512i bytes;
@@ -2196,6 +2367,10 @@ struct Avx512 {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half(p)), 16));
     }
     static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
+    static void store_f16(unsigned char* p, f32 x)
+    {
+        _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
     static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
     static f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
     static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
@@ -2255,7 +2430,7 @@ private:
 
 #if TRANSFORMER_NEON
 struct Neon {
-    static constexpr uint32_t lanes = 4, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2;
+    static constexpr uint32_t lanes = 4, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 2;
     typedef float32x4_t f32;
     typedef int32x4_t i32;
     typedef int8x16_t bytes;
@@ -2270,6 +2445,7 @@ struct Neon {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
     }
     static void store(float* p, f32 x) { vst1q_f32(p, x); }
+    static void store_f16(unsigned char* p, f32 x) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(x))); }
     static f32 add(f32 a, f32 b) { return vaddq_f32(a, b); }
     static f32 sub(f32 a, f32 b) { return vsubq_f32(a, b); }
     static f32 mul(f32 a, f32 b) { return vmulq_f32(a, b); }
@@ -2496,28 +2672,66 @@ static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned 
 }
 
 // A group's scale is its largest magnitude / 127; a NaN or infinity makes it NaN, so that it cannot vanish.
-static void quantise(const float* x, uint32_t n, Group* out)
+static void quantise_group(const float* x, Group* out)
 {
-    float buffer[32];
-    for (uint32_t i = 0; i < n; i += 32, out++) {
-        const float* from = x + i;
-        if (i + 32 > n) {
-            for (uint32_t k = 0; k < 32; k++) buffer[k] = i + k < n ? x[i + k] : 0.0f;
+    V::i32 m = V::izero();
+    for (uint32_t k = 0; k < 32; k += lanes) m = V::imax(m, V::magnitude(V::load(x + k)));
+    const uint32_t largest = static_cast<uint32_t>(V::ilargest(m));
+    const float top = of_bits(largest);
+    const bool nothing = largest >= 0x7f800000u || top < 1e-30f;
+    out->scale = largest >= 0x7f800000u ? of_bits(0x7fc00000u) : nothing ? 0.0f : top / 127.0f;
+    out->sum = 0;
+    if (nothing) {
+        memset(out->q, 0, 32);
+        return;
+    }
+    const V::f32 inverse = V::set(127.0f / top), magic = V::set(12582912.0f);
+    V::f32 sum[vectors];
+    for (uint32_t r = 0; lanes > 1 && r < vectors; r++) sum[r] = V::zero();
+    for (uint32_t k = 0; k < 32; k += lanes) {
+        const V::f32 n = V::add(V::mul(V::load(x + k), inverse), magic);
+        V::store_i8(out->q + k, n);
+        if (lanes > 1) sum[k / lanes % vectors] = V::add(sum[k / lanes % vectors], V::sub(n, magic));   // whole numbers
+    }
+    if (lanes > 1) out->sum = static_cast<int32_t>(V::sum(sum));
+    else for (int8_t q : out->q) out->sum += q;
+}
+static Residual* quantise(const float* x, uint32_t n, uint32_t token, uint32_t stride, Group* out, Residual* rest)
+{
+    const uint32_t groups = (n + 31) / 32;
+    const Residual* const end = rest + most_residuals(groups);
+    float buffer[32], total = 0;
+    for (uint32_t g = 0; g < groups; g++) {
+        const float* from = x + uint64_t{g} * 32;
+        if (g * 32 + 32 > n) {
+            for (uint32_t k = 0; k < 32; k++) buffer[k] = g * 32 + k < n ? from[k] : 0.0f;
             from = buffer;
         }
-        V::i32 m = V::izero();
-        for (uint32_t k = 0; k < 32; k += lanes) m = V::imax(m, V::magnitude(V::load(from + k)));
-        const uint32_t largest = static_cast<uint32_t>(V::ilargest(m));
-        const float top = of_bits(largest);
-        const bool nothing = largest >= 0x7f800000u || top < 1e-30f;
-        out->scale = largest >= 0x7f800000u ? of_bits(0x7fc00000u) : nothing ? 0.0f : top / 127.0f;
-        const V::f32 inverse = V::set(nothing ? 0.0f : 127.0f / top);
-        out->sum = 0;
-        if (nothing) memset(out->q, 0, 32);
-        else for (uint32_t k = 0; k < 32; k += lanes)
-            V::store_i8(out->q + k, V::add(V::mul(V::load(from + k), inverse), V::set(12582912.0f)));
-        for (int8_t q : out->q) out->sum += q;
+        quantise_group(from, out + uint64_t{g} * stride);
+        total += out[uint64_t{g} * stride].scale;
     }
+    const float coarse = 3.0f * total / static_cast<float>(groups);
+    for (uint32_t g = 0; g < groups && rest != end; g++) {
+        const Group& a = out[uint64_t{g} * stride];
+        if (!(a.scale > coarse)) continue;
+        for (uint32_t k = 0; k < 32; k++)
+            buffer[k] = g * 32 + k < n ? x[g * 32 + k] - a.scale * static_cast<float>(a.q[k]) : 0.0f;
+        quantise_group(buffer, &rest->rest);
+        rest->group = g;
+        rest->token = token;
+        rest++;
+    }
+    return rest;
+}
+
+static void to_f16(const float* x, uint32_t n, unsigned char* out)
+{
+    uint32_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+        const V::f32 v = V::load(x + i), low = V::less(v, V::set(-65504.0f), V::set(-65504.0f), v);
+        V::store_f16(out + 2 * i, V::less(V::set(65504.0f), low, V::set(65504.0f), low));
+    }
+    for (; i < n; i++) store_u16(out + 2 * i, f32_to_f16(x[i]));
 }
 
 template <DType type> static inline V::f32 load_as(const unsigned char* p)
@@ -2534,12 +2748,12 @@ template <DType type, class R = V> TRANSFORMER_INLINE void load_wide(const unsig
     else TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) x[i] = load_as<type>(p + i * lanes * unit_bytes(type));
 }
 
-// Dot products of NR rows of plain weights with NT rows of activations: out[row][token].
+// Dot products of NR rows of plain weights, `apart` from each other, with NT rows of activations: out[row][token].
 template <DType type, uint32_t NR, uint32_t NT>
-static inline void dots(const unsigned char* w, uint32_t cols, const float* x, float out[NR][NT])
+static inline void dots(const unsigned char* w, uint32_t apart, uint32_t cols, const float* x, float out[NR][NT])
 {
     constexpr uint32_t bytes = unit_bytes(type);
-    const uint64_t row = uint64_t{cols} * bytes;
+    const uint64_t row = uint64_t{apart} * cols * bytes;
     V::f32 acc[NR][NT][vectors];
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++)
         TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
@@ -2570,30 +2784,34 @@ static inline void dots(const unsigned char* w, uint32_t cols, const float* x, f
         for (uint32_t t = 0; t < NT; t++) out[i][t] = V::sum(acc[i][t]);
 }
 
-template <DType type, uint32_t NR, uint32_t NT> static void plain_rows(const ProductJob& j, uint32_t row, uint32_t t)
+template <DType type, uint32_t NR, uint32_t NT>
+static void plain_rows(const ProductJob& j, uint32_t row, uint32_t apart, uint32_t t)
 {
     float out[NR][NT];
-    dots<type, NR, NT>(j.w + uint64_t{row} * j.cols * unit_bytes(type), j.cols, j.x + uint64_t{t} * j.cols, out);
+    dots<type, NR, NT>(j.w + uint64_t{row} * j.cols * unit_bytes(type), apart, j.cols, j.x + uint64_t{t} * j.cols, out);
     for (uint32_t i = 0; i < NR; i++)
-        for (uint32_t k = 0; k < NT; k++)
-            j.y[uint64_t{t + k} * j.rows + row + i] = j.b ? out[i][k] + load_f32(j.b + uint64_t{row + i} * 4) : out[i][k];
+        for (uint32_t k = 0; k < NT; k++) {
+            const uint64_t at = uint64_t{row} + uint64_t{i} * apart;
+            j.y[uint64_t{t + k} * j.rows + at] = j.b ? out[i][k] + load_f32(j.b + at * 4) : out[i][k];
+        }
 }
-
-template <DType type, uint32_t NR> static void plain_strip(const ProductJob& j, uint32_t row)
-{
-    uint32_t t = 0;
-    if constexpr (NR == V::plain_rows)
-        for (; t + V::plain_tokens <= j.n; t += V::plain_tokens) plain_rows<type, NR, V::plain_tokens>(j, row, t);
-    for (; t < j.n; t++) plain_rows<type, NR, 1>(j, row, t);
-}
+// Blocks of 32 rows, which stay in the cache, with NT tokens at a time; a token that is left takes rows far apart, for each is
+// a stream that the processor reads ahead.
 template <DType type> static void product_plain(const ProductJob& j)
 {
-    constexpr uint32_t some = V::plain_rows, many = lanes > 1 ? 4 : 1;     // many: a single token's accumulators are cheap
-    const uint32_t last = least(j.last * 16, j.rows);
-    uint32_t row = j.first * 16;
-    for (; j.n < V::plain_tokens && row + many <= last; row += many) plain_strip<type, many>(j, row);
-    for (; row + some <= last; row += some) plain_strip<type, some>(j, row);
-    for (; row < last; row++) plain_strip<type, 1>(j, row);
+    constexpr uint32_t NR = V::plain_rows, NT = V::plain_tokens, NS = V::streams;
+    const uint32_t first = j.first * 16, last = least(j.last * 16, j.rows), whole = NT > 1 ? j.n / NT * NT : 0;
+    for (uint32_t row = first; row < last && whole; row += 32)
+        for (uint32_t t = 0, end = least(row + 32, last); t < whole; t += NT) {
+            uint32_t r = row;
+            for (; r + NR <= end; r += NR) plain_rows<type, NR, NT>(j, r, 1, t);
+            for (; r < end; r++) plain_rows<type, 1, NT>(j, r, 1, t);
+        }
+    for (uint32_t t = whole; t < j.n; t++) {
+        const uint32_t apart = (last - first) / NS;
+        for (uint32_t i = 0; i < apart; i++) plain_rows<type, NS, 1>(j, first + i, apart, t);
+        for (uint32_t r = first + apart * NS; r < last; r++) plain_rows<type, 1, 1>(j, r, 1, t);
+    }
 }
 
 template <class R = V> TRANSFORMER_INLINE void whole_group(const unsigned char* w, const int8_t* x, typename R::i32* d)
@@ -2601,75 +2819,98 @@ template <class R = V> TRANSFORMER_INLINE void whole_group(const unsigned char* 
     R::group(w, x, d);
 }
 
-// One tile of 16 rows with NT rows of quantised activations.
-template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t t)
+// acc[k] += 32 columns of a tile, rows part * lanes on, with the groups x[0 .. NT - 1].
+template <DType type, uint32_t NT>
+TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Group* x, V::f32 (&acc)[NT][wide])
 {
-    constexpr uint32_t unit = unit_bytes(type), quants = type == DType::q8_0 ? 512 : 256;
-    const uint32_t groups = (j.cols + 31) / 32;
-    const unsigned char* const w = j.w + uint64_t{index} * groups * unit;
-    const Group* const x = j.q + uint64_t{t} * groups;
-    const uint32_t row = index * 16, rows = least(16u, j.rows - row);
-    float out[NT][16];
-    float* to[NT];
+    constexpr uint32_t quants = type == DType::q8_0 ? 512 : 256;
+    V::i32 d[NT][wide];
     TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-        to[k] = rows < 16 || j.b ? out[k] : j.y + uint64_t{t + k} * j.rows + row;
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
+            d[k][i] = type == DType::q8_0 ? V::begin(x[k].sum) : type == DType::q4_0 ? V::iset(-8 * x[k].sum) : V::izero();
+    if constexpr (wide > 1 && type == DType::q8_0) whole_group(u + part * 4, x->q, d[0]);
+    else
+    TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < quants / 64; step++)
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
+            const V::bytes b = V::load_bytes(u + 64 * step + (part + i) * lanes * 4);
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+                if constexpr (type == DType::q8_0) d[k][i] = V::dot(d[k][i], b, x[k].q + 4 * step);
+                else d[k][i] = V::dot_high(V::dot_low(d[k][i], b, x[k].q + 8 * step), b, x[k].q + 8 * step + 4);
+            }
+        }
+    V::f32 scale[wide], minimum[wide];
+    load_wide<DType::f16>(u + quants + part * lanes * 2, scale);
+    if constexpr (type == DType::q4_1) load_wide<DType::f16>(u + quants + 32 + part * lanes * 2, minimum);
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+            const V::f32 by = V::set(x[k].scale);
+            acc[k][i] = V::add(acc[k][i], V::mul(V::to_float(d[k][i]), V::mul(scale[i], by)));
+            if constexpr (type == DType::q4_1)
+                acc[k][i] = V::add(acc[k][i], V::mul(V::set(static_cast<float>(x[k].sum)), V::mul(minimum[i], by)));
+        }
+}
+
+// NW tiles of 16 rows, `apart` from each other, with NT tokens from t on, which stand in one panel.
+template <DType type, uint32_t NW, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t)
+{
+    constexpr uint32_t unit = unit_bytes(type);
+    const uint32_t groups = (j.cols + 31) / 32, panel = t / panel_rows * panel_rows;
+    const uint32_t width = NT > 1 ? panel_rows : least(panel_rows, j.n - panel);
+    const uint64_t next = uint64_t{apart} * groups * unit;
+    const unsigned char* const w = j.w + uint64_t{index} * groups * unit;
+    const Group* const x = j.q + uint64_t{panel} * groups + (t - panel);
+    float out[NW][NT][16];
     for (uint32_t part = 0; part < vectors; part += wide) {
-        V::f32 acc[NT][wide];
-        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-            TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) acc[k][i] = V::zero();
-        for (uint32_t g = 0; g < groups; g++) {
-            const unsigned char* const u = w + uint64_t{g} * unit;
-            V::i32 d[NT][wide];
+        V::f32 acc[NW][NT][wide];
+        TRANSFORMER_UNROLL for (uint32_t m = 0; m < NW; m++)
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+                TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) acc[m][k][i] = V::zero();
+        for (uint32_t g = 0; g < groups; g++)
+            TRANSFORMER_UNROLL for (uint32_t m = 0; m < NW; m++)
+                add_unit<type, NT>(w + m * next + uint64_t{g} * unit, part, x + uint64_t{g} * width, acc[m]);
+        TRANSFORMER_UNROLL for (uint32_t m = 0; m < NW; m++)
             TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
                 TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
-                    d[k][i] = type == DType::q8_0 ? V::begin(x[uint64_t{k} * groups + g].sum)
-                            : type == DType::q4_0 ? V::iset(-8 * x[uint64_t{k} * groups + g].sum) : V::izero();
-            if constexpr (wide > 1 && type == DType::q8_0) whole_group(u + part * 4, x[g].q, d[0]);
-            else
-            TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < quants / 64; step++)
-                TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
-                    const V::bytes b = V::load_bytes(u + 64 * step + (part + i) * lanes * 4);
-                    TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
-                        const int8_t* const q = x[uint64_t{k} * groups + g].q;
-                        if constexpr (type == DType::q8_0) d[k][i] = V::dot(d[k][i], b, q + 4 * step);
-                        else d[k][i] = V::dot_high(V::dot_low(d[k][i], b, q + 8 * step), b, q + 8 * step + 4);
-                    }
-                }
-            V::f32 scale[wide], minimum[wide];
-            load_wide<DType::f16>(u + quants + part * lanes * 2, scale);
-            if constexpr (type == DType::q4_1) load_wide<DType::f16>(u + quants + 32 + part * lanes * 2, minimum);
-            TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
-                TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
-                    const Group& a = x[uint64_t{k} * groups + g];
-                    acc[k][i] = V::add(acc[k][i], V::mul(V::to_float(d[k][i]), V::mul(scale[i], V::set(a.scale))));
-                    if constexpr (type == DType::q4_1)
-                        acc[k][i] = V::add(acc[k][i], V::mul(V::set(static_cast<float>(a.sum)),
-                            V::mul(minimum[i], V::set(a.scale))));
-                }
+                    V::store(out[m][k] + (part + i) * lanes, acc[m][k][i]);
+    }
+    for (const Residual* r = j.rest + uint64_t{panel} * (most_residuals(groups) + 1); r->group != UINT32_MAX; r++)
+        for (uint32_t m = 0; m < NW && r->token - t < NT; m++)
+            for (uint32_t part = 0; part < vectors; part += wide) {
+                float* const to = out[m][r->token - t] + part * lanes;
+                V::f32 acc[1][wide];
+                for (uint32_t i = 0; i < wide; i++) acc[0][i] = V::load(to + i * lanes);
+                add_unit<type, 1>(w + m * next + uint64_t{r->group} * unit, part, &r->rest, acc);
+                for (uint32_t i = 0; i < wide; i++) V::store(to + i * lanes, acc[0][i]);
+            }
+    for (uint32_t m = 0; m < NW; m++)
+        for (uint32_t k = 0; k < NT; k++) {
+            const uint32_t row = (index + m * apart) * 16, rows = least(16u, j.rows - row);
+            float* const y = j.y + uint64_t{t + k} * j.rows + row;
+            if (!j.b) memcpy(y, out[m][k], rows * sizeof(float));
+            else for (uint32_t r = 0; r < rows; r++) y[r] = out[m][k][r] + load_f32(j.b + uint64_t{row + r} * 4);
         }
-        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-            TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) V::store(to[k] + (part + i) * lanes, acc[k][i]);
-    }
-    for (uint32_t k = 0; k < NT && to[k] == out[k]; k++) {
-        float* const y = j.y + uint64_t{t + k} * j.rows + row;
-        for (uint32_t r = 0; r < rows; r++) y[r] = j.b ? out[k][r] + load_f32(j.b + uint64_t{row + r} * 4) : out[k][r];
-    }
 }
 
 template <DType type> static void product_tiles(const ProductJob& j)
 {
-    constexpr uint32_t many = V::tokens;
+    constexpr uint32_t NT = V::tokens, NS = lanes > 1 ? 2 : 1;
+    if (NS > 1 && j.n == 1) {                                  // tiles far apart: streams that the processor reads ahead
+        const uint32_t apart = (j.last - j.first) / NS;
+        for (uint32_t i = 0; i < apart; i++) tile<type, NS, 1>(j, j.first + i, apart, 0);
+        for (uint32_t i = j.first + apart * NS; i < j.last; i++) tile<type, 1, 1>(j, i, 1, 0);
+        return;
+    }
+    const uint32_t whole = NT > 1 ? j.n / panel_rows * panel_rows : 0;
     for (uint32_t i = j.first; i < j.last; i++) {
-        uint32_t t = 0;
-        for (; t + many <= j.n; t += many) tile<type, many>(j, i, t);
-        for (; t < j.n; t++) tile<type, 1>(j, i, t);
+        for (uint32_t t = 0; t < whole; t += NT) tile<type, 1, NT>(j, i, 1, t);
+        for (uint32_t t = whole; t < j.n; t++) tile<type, 1, 1>(j, i, 1, t);
     }
 }
 
 static float dot(const float* x, const unsigned char* w, uint32_t n)
 {
     float out[1][1];
-    dots<DType::f32, 1, 1>(w, n, x, out);
+    dots<DType::f32, 1, 1>(w, 1, n, x, out);
     return out[0][0];
 }
 
@@ -2753,7 +2994,9 @@ template <DType type> static void scores_type(const float* const* q, uint32_t n,
     constexpr uint32_t many = lanes > 1 ? 4 : 2;
     uint32_t i = 0;
     for (; i + many <= n; i += many) scores_of<type, many>(q + i, d, k, n_tiles, s + i * attention_block);
-    for (; i < n; i++) scores_of<type, 1>(q + i, d, k, n_tiles, s + i * attention_block);
+    if (many == 4 && n - i == 3) scores_of<type, many - 1>(q + i, d, k, n_tiles, s + i * attention_block);
+    else if (many == 4 && n - i == 2) scores_of<type, many / 2>(q + i, d, k, n_tiles, s + i * attention_block);
+    else if (n > i) scores_of<type, 1>(q + i, d, k, n_tiles, s + i * attention_block);
 }
 static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles,
     float* s)
@@ -2767,7 +3010,9 @@ template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t 
     constexpr uint32_t many = lanes > 1 ? 4 : 2;
     uint32_t i = 0;
     for (; i + many <= n; i += many) mix_of<type, many>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
-    for (; i < n; i++) mix_of<type, 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    if (many == 4 && n - i == 3) mix_of<type, many - 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    else if (many == 4 && n - i == 2) mix_of<type, many / 2>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    else if (n > i) mix_of<type, 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
 }
 static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
 {
@@ -2812,7 +3057,7 @@ static constexpr Kernels kernels = {
          has(Feature::quantised_weights) ? product_tiles<DType::q8_0> : nullptr,
      has(Feature::quantised_weights) ? product_tiles<DType::q4_0> : nullptr,
          has(Feature::quantised_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
-    quantise, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
+    quantise, to_f16, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
 
 }  // namespace TRANSFORMER_ROOM_SPACE
 }  // namespace TRANSFORMER_NAMESPACE
