@@ -111,8 +111,9 @@ inline NormalSteps::Map charsmap(const std::string& bytes, const std::string& wh
             throw Error(where + ": the precompiled rules of normalisation are no trie");
         const uint32_t base = node ^ offset(unit(node));
         if (unit(node) >> 8 & 1 && base < n && !key.empty()) {
+            // No longer than a rule can be: a hostile file has thousands that share one long text.
             const uint32_t at = unit(base) & 0x7fffffff;
-            if (at < strings.size()) out[key] = strings.c_str() + at;
+            if (at < strings.size()) out[key] = strings.substr(at, 256).c_str();
         }
         for (uint32_t c = 1; c < 256; c++) {
             const uint32_t next = base ^ c;
