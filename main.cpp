@@ -775,6 +775,20 @@ private:
     double read_seconds_ = 0, made_seconds_ = 0;
 };
 
+// The family whose marks are special tokens of the vocabulary; null: none is.
+const weights::ChatFamily* family_of_tokens(const transformer::Vocabulary& v)
+{
+    const auto special = [&](const char* mark) {
+        const int32_t id = transformer::token_id(v, mark, static_cast<uint32_t>(std::strlen(mark)));
+        if (id < 0) return false;
+        const auto type = static_cast<transformer::TokenType>(v.types[id]);
+        return type == transformer::TokenType::control || type == transformer::TokenType::user_defined;
+    };
+    for (const weights::ChatFamily& f : weights::chat_families)
+        if (special(f.marks[0]) && special(f.marks[1])) return &f;
+    return nullptr;
+}
+
 void Chat::choose_template()
 {
     const transformer::Vocabulary& v = vocabulary();
@@ -786,6 +800,10 @@ void Chat::choose_template()
         template_ = family ? family->text : read_file(*a_.chat_template);
     } else if (v.chat_template_size) {
         template_.assign(v.chat_template, v.chat_template_size);
+    } else if (const weights::ChatFamily* const family = family_of_tokens(v)) {
+        template_ = family->text;
+        say(m_.name + ": has no chat template; it has the tokens " + family->marks[0] + " and " + family->marks[1] +
+            ", so it is taken for " + family->name + ", and --chat-template names another");
     } else {
         throw Failure(m_.name + ": has no chat template; name one with --chat-template (a file, or " +
                       weights::chat_family_names() + "), or generate text with `run " + m_.name + " -i TEXT`");

@@ -683,10 +683,16 @@ TEST_CASE("gguf: the vocabulary")
     CHECK(v.bos == 1);
     CHECK(v.eos == 2);
     CHECK(v.chat_template == "{{ x }}");
+    CHECK(v.unknown == 0); // by its type
     for (const int32_t id : {2, 4, 6}) { // eos, eom, and a text that ends a turn
         INFO(id);
         CHECK(std::find(v.stop.begin(), v.stop.end(), id) != v.stop.end());
     }
+    std::string lossy = g.bytes();
+    const size_t type_of_unknown = lossy.find(types);
+    REQUIRE(type_of_unknown != std::string::npos);
+    lossy[type_of_unknown] = 1;
+    CHECK(contains(refused(lossy), "neither an unknown token nor tokens for bytes"));
     Opened o(weights::write_to_memory(s, {}));
     const std::string text = "a a";
     std::vector<unsigned char> work(tokenize_size(o.model.vocabulary, text.size()));

@@ -661,6 +661,34 @@ TEST_CASE("what is written is read back to the bit, and types are what was asked
 
 // ---- A real model ---------------------------------------------------------------------------------------------------
 
+TEST_CASE("OLMoE clips queries and keys behind their norms, and values")
+{
+    const Temporary folder("olmoe");
+    std::filesystem::copy("tests/golden/olmoe", folder.path);
+    const std::string path = weights::join(folder.path, "config.json");
+    std::string config;
+    std::getline(std::ifstream(path), config, '\0');
+    const size_t at = config.find("\"clip_qkv\": null");
+    REQUIRE(at != std::string::npos);
+    std::ofstream(path) << config.replace(at, 16, "\"clip_qkv\": 0.8");
+    weights::WriteOptions to_f32;
+    to_f32.convert = true;
+    Opened o(weights::write_to_memory(weights::read_source(folder.path, ""), to_f32));
+    const std::vector<float> got = last_logits(o.model, plain_options(16), {30, 55, 18, 52, 38, 61, 13});
+    // What transformers 4.57.6 gives for this configuration.
+    const float want[64] = {
+        1.537838f, -1.267206f, 1.277159f, -0.156458f, 0.368562f, -1.563107f, 0.061276f, 0.502104f,
+        -0.033083f, 0.496279f, 0.925511f, -0.656236f, -1.260907f, 3.131303f, -1.294544f, -3.222859f,
+        -1.466348f, 0.581134f, -0.993642f, 0.523611f, 1.117447f, 1.522583f, -0.000649f, 0.138949f,
+        -0.057348f, -2.214252f, 1.182044f, -2.452334f, -2.021332f, -0.705468f, 0.190196f, 1.024303f,
+        2.661640f, -1.197497f, -1.919466f, -0.067011f, 2.618105f, -0.446021f, -1.562539f, -3.156064f,
+        1.116400f, 2.511580f, -0.772344f, 3.035183f, 0.322910f, -0.553955f, -0.111719f, 0.300574f,
+        -1.083120f, -0.932881f, -2.579845f, 0.307797f, 0.083692f, 1.752357f, -0.211714f, -0.981416f,
+        1.081985f, -0.453073f, 1.208574f, 2.366601f, 0.173394f, 0.233229f, 0.152409f, -0.332466f};
+    REQUIRE(got.size() == 64);
+    for (size_t i = 0; i < 64; i++) CHECK(std::fabs(got[i] - want[i]) < 3e-5f);
+}
+
 TEST_CASE("a real llama2.c model in four formats gives llama2.c's tokens and logits")
 {
     const std::string folder = shared_folder("llama2c");

@@ -1893,7 +1893,7 @@ inline const std::vector<Family>& families()
          [](Reader& r) {
              rotary_decoder(r);
              r.qk_norm = r.full_norm;
-             r.refuse_if(r.given("clip_qkv") != nullptr, "clip_qkv"); // it clips behind the norms
+             r.main.qkv_clip = r.f32("clip_qkv", 0);
              r.set_experts(r.u32("num_experts num_local_experts"), r.u32("num_experts_per_tok"), r.main.hidden_dim, [](uint32_t) { return true; });
              if (r.truth("norm_topk_prob")) r.main.flags |= transformer::flag_renormalise;
          }},
