@@ -1,7 +1,8 @@
 // weights/checkpoint.hpp - writes the flat checkpoint that transformer.hpp opens; README.md draws it
 //
-// Everything is laid out before the first byte is written, so that the file is written front to back in one pass: the sizes
-// of all tensors follow from their shapes and types alone. Words are stored byte by byte, so any host writes the same file.
+// Everything is laid out before the first byte is written, so that the file is written front to back in one pass: the
+// sizes of all tensors follow from their shapes and types alone. Words are stored byte by byte, so any host writes the
+// same file.
 #ifndef TRANSFORMER_WEIGHTS_CHECKPOINT_HPP
 #define TRANSFORMER_WEIGHTS_CHECKPOINT_HPP
 
@@ -18,7 +19,7 @@ namespace weights {
 
 constexpr uint64_t header_bytes = 64, config_bytes = 256, entry_bytes = 32, data_alignment = 64;
 
-// ---- What a tensor becomes -------------------------------------------------------------------------------------------
+// ---- What a tensor becomes ------------------------------------------------------------------------------------------
 
 inline std::string tensor_name(const TensorSource& t)
 {
@@ -39,7 +40,8 @@ inline DType written_type(const TensorSource& t, const WriteOptions& options)
     case Role::layer_flags: return DType::u8;
     case Role::token_embedding: case Role::lm_head:
         // 4 bits cost these two the most: each row is one token's, so no sum averages its rounding away.
-        if (options.convert) return options.type == DType::q4_0 || options.type == DType::q4_1 ? DType::q8_0 : options.type;
+        if (options.convert)
+            return options.type == DType::q4_0 || options.type == DType::q4_1 ? DType::q8_0 : options.type;
         return stored;
     case Role::embedding_proj: case Role::conv1: case Role::conv2: case Role::head_dense:
     case Role::wq: case Role::wk: case Role::wv: case Role::wo:
@@ -60,7 +62,7 @@ inline DType written_type(const TensorSource& t, const WriteOptions& options)
     }
 }
 
-// ---- The layout ------------------------------------------------------------------------------------------------------
+// ---- The layout -----------------------------------------------------------------------------------------------------
 
 struct Layout {
     struct Entry {
@@ -81,7 +83,8 @@ inline Layout lay_out(const Source& source, const WriteOptions& options)
     Layout layout;
     for (const TensorSource& t : source.tensors) {
         if ((t.role & 0x7f) >= static_cast<uint8_t>(Role::n_roles) || t.stack > 1 || t.layer > UINT16_MAX)
-            throw Error("a tensor of stack " + std::to_string(t.stack) + ", layer " + std::to_string(t.layer) + ", role " +
+            throw Error("a tensor of stack " + std::to_string(t.stack) + ", layer " + std::to_string(t.layer)
+                + ", role " +
                         std::to_string(t.role) + " has no place in a checkpoint");
         if (!t.rows || !t.cols || !t.count || t.cols >= uint32_t{1} << 31 || !t.read)
             throw Error(tensor_name(t) + ": (" + std::to_string(t.count) + ", " + std::to_string(t.rows) + ", " +
@@ -98,7 +101,8 @@ inline Layout lay_out(const Source& source, const WriteOptions& options)
             throw Error(tensor_name(*layout.entries[i].tensor) + ": there are two tensors of this name");
 
     layout.vocabulary = vocabulary_section(source.vocabulary);
-    layout.vocabulary_at = round_up(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size(), data_alignment);
+    layout.vocabulary_at = round_up(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size(),
+        data_alignment);
     uint64_t at = round_up(layout.vocabulary_at + layout.vocabulary.size(), data_alignment);
     // Two uses of one tensor may ask for different types (no reader does): then each is written.
     std::map<std::tuple<uint64_t, DType, uint32_t, uint32_t, uint32_t>, uint64_t> written;
@@ -119,9 +123,12 @@ inline Layout lay_out(const Source& source, const WriteOptions& options)
     return layout;
 }
 
-inline uint64_t checkpoint_size(const Source& source, const WriteOptions& options) { return lay_out(source, options).size; }
+inline uint64_t checkpoint_size(const Source& source, const WriteOptions& options)
+{
+    return lay_out(source, options).size;
+}
 
-// ---- Writing ---------------------------------------------------------------------------------------------------------
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 using Sink = std::function<void(const unsigned char* bytes, size_t n)>;
 
@@ -140,7 +147,8 @@ inline void encode_rows(DType type, const float* values, size_t n, unsigned char
         break;
     default:
         for (size_t i = 0; i < n; i++) {
-            if (!(values[i] >= 0.0f && values[i] <= 255.0f)) throw Error("a byte of a table is " + std::to_string(values[i]));
+            if (!(values[i] >= 0.0f && values[i] <= 255.0f))
+                throw Error("a byte of a table is " + std::to_string(values[i]));
             out[i] = static_cast<unsigned char>(values[i]);
         }
     }
@@ -188,7 +196,8 @@ inline void write_checkpoint(const Source& source, const WriteOptions& options, 
         if (target > at) put(zeros, static_cast<size_t>(target - at)); // never more than 63
     };
 
-    std::vector<unsigned char> head(static_cast<size_t>(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size()));
+    const uint64_t head_bytes = header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size();
+    std::vector<unsigned char> head(static_cast<size_t>(head_bytes));
     std::memcpy(head.data(), "TRNSFRMR", 8);
     store_u32(&head[8], TRANSFORMER_FORMAT_VERSION);
     store_u32(&head[12], static_cast<uint32_t>(layout.entries.size()));
@@ -255,7 +264,8 @@ public:
         const auto status = fs::status(target_, error);
         if (path.empty() || target_.filename().empty()) throw Error("\"" + path + "\" names no file to write to");
         if (fs::is_directory(status)) throw Error(path + ": is a folder; name a file in it");
-        if (fs::exists(status) && !fs::is_regular_file(status)) throw Error(path + ": is a pipe or device; name a file");
+        if (fs::exists(status) && !fs::is_regular_file(status))
+            throw Error(path + ": is a pipe or device; name a file");
         std::random_device random;
         do {
             temporary_ = target_;
@@ -276,8 +286,8 @@ public:
     {
         if (std::fflush(stream_) != 0) fail();
 #ifdef TRANSFORMER_HAS_MMAP
-        // Some file systems find out that they are full only here; and a name must not outlive its bytes in a power cut. Not
-        // every one can do it: EINVAL says no more than that.
+        // Some file systems find out that they are full only here; and a name must not outlive its bytes in a power
+        // cut. Not every one can do it: EINVAL says no more than that.
         if (::fsync(::fileno(stream_)) != 0 && errno != EINVAL) fail();
 #endif
         FILE* stream = std::exchange(stream_, nullptr);

@@ -1,9 +1,9 @@
 // weights/import.hpp - other people's files into the flat checkpoint that transformer.hpp reads
 //
 // A reader turns a file into a Source: the configuration, a list of tensors that can be read row by row as f32, and the
-// vocabulary. The writer turns a Source into a checkpoint, one tile of 16 rows at a time, so that a large model needs little
-// memory. Quirks die in the readers: fused or transposed matrices, other row orders, 1 + w norms, scale constants.
-// This is host code: it allocates, and reports what is wrong by throwing Error with one sentence.
+// vocabulary. The writer turns a Source into a checkpoint, one tile of 16 rows at a time, so that a large model needs
+// little memory. Quirks die in the readers: fused or transposed matrices, other row orders, 1 + w norms, scale
+// constants. This is host code: it allocates, and reports what is wrong by throwing Error with one sentence.
 #ifndef TRANSFORMER_WEIGHTS_IMPORT_HPP
 #define TRANSFORMER_WEIGHTS_IMPORT_HPP
 
@@ -44,8 +44,8 @@ struct Source {
     VocabularySource vocabulary;
 };
 
-// What tensors become: keep their precision, or one type for all matrices. Norms, biases and tables are always f32; with a
-// 4-bit type the embedding and head become q8_0.
+// What tensors become: keep their precision, or one type for all matrices. Norms, biases and tables are always f32;
+// with a 4-bit type the embedding and head become q8_0.
 struct WriteOptions {
     bool convert = false;
     DType type = DType::f32;
