@@ -236,11 +236,13 @@ void load(const Arguments& a, Loaded* m)
     m->file = checkpoint_file(a.model());
     if (!m->file || a.tokenizer || !a.type.empty()) {
         weights::WriteOptions o = write_options(a);
-        o.progress = [&, told = false](uint64_t, uint64_t) mutable {
+        o.threads = a.threads;
+        o.progress = [&, told = false](uint64_t, uint64_t total) mutable {
             if (interrupted) throw Interrupted{};
             if (told || now() - start < 1) return;
             told = true;
-            say("converting " + a.model() + " in memory; `run import` writes a file that opens at once");
+            say("converting " + a.model() + " in " + bytes_text(total) +
+                " of memory; `run import` writes a file that opens at once");
         };
         const ModelSource source = open_source(a);
         m->bytes = weights::write_to_memory(source.source, o);
@@ -1681,6 +1683,7 @@ int run_bench(const Arguments& a)
 
 int run_import(const Arguments& a)
 {
+    const double start = now();
     const std::string& target = a.words[1];
     const ModelSource m = open_source(a);
     weights::WriteOptions o = write_options(a);
@@ -1694,7 +1697,7 @@ int run_import(const Arguments& a)
     };
     const uint64_t bytes = weights::checkpoint_size(m.source, o);
     weights::write_to_file(m.source, o, target);
-    say(target + ": " + bytes_text(bytes) + " from " + m.source.kind);
+    say(target + ": " + bytes_text(bytes) + " from " + m.source.kind + format(" in %.1f s", now() - start));
     if (!a.header) return 0;
     transformer::Options session;
     session.capacity = context(a, m.source.main);
@@ -1738,7 +1741,7 @@ std::string help(const Verb& verb)
         if (o.verbs & verb.bit)
             text += format("  %-40s %s\n", (spelling(o) + (o.value ? std::string(" ") + o.value : "")).c_str(), o.help);
     if (*verb.name) return text;
-    text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin or a Hugging Face folder.\n"
+    text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin, a .gguf or a Hugging Face folder.\n"
             "Other verbs (`run VERB -h` tells more):\n";
     for (const Verb& v : verbs)
         if (*v.name && v.work) text += format("  %-70s %s\n", usage(v).c_str(), v.help);

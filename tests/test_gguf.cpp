@@ -631,7 +631,9 @@ TEST_CASE("gguf: settings and tensors that are not known are refused by name")
                                                         {"context_length", 0},
                                                         {"context_length", (1u << 28) + 1},
                                                         {"context_length", 2147483647}};
-    for (const auto& [key, value] : numbers) {
+    for (const auto& one : numbers) {
+        const char* const key = one.first;
+        const uint32_t value = one.second;
         Gguf wrong = small_llama();
         wrong.values.clear();
         wrong.n_values = 0;

@@ -644,6 +644,56 @@ TEST_CASE("tiles that a source has already are taken as they are")
     }
 }
 
+TEST_CASE("any number of threads writes the same bytes, and an error in one of them ends all")
+{
+    weights::Source source; // experts and a matrix of several pieces each
+    for (const Role role : {Role::wq, Role::down}) {
+        weights::TensorSource t;
+        t.layer = 1;
+        t.role = static_cast<uint8_t>(role);
+        t.rows = 9001, t.cols = 67, t.count = role == Role::down ? 3 : 1;
+        t.read = [role](uint32_t matrix, uint32_t first, uint32_t n, float* out) {
+            for (uint64_t i = 0; i < uint64_t{n} * 67; i++)
+                out[i] = unit(matrix + static_cast<uint64_t>(role), uint64_t{first} * 67 + i);
+        };
+        source.tensors.push_back(t);
+    }
+    for (const DType type : {DType::f32, DType::f16, DType::q8_0, DType::q4_1}) {
+        weights::WriteOptions o;
+        o.convert = true, o.type = type, o.threads = 1;
+        const weights::AlignedBytes want = weights::write_to_memory(source, o);
+        for (const uint32_t threads : {2u, 3u, 8u, 100u}) {
+            o.threads = threads;
+            uint64_t last = 0;
+            bool ordered = true;
+            o.progress = [&](uint64_t done, uint64_t total) {
+                ordered = ordered && done >= last && done <= total;
+                last = done;
+            };
+            const weights::AlignedBytes got = weights::write_to_memory(source, o);
+            REQUIRE(got.size == want.size);
+            CHECK(std::memcmp(got.data, want.data, want.size) == 0);
+            CHECK(ordered);
+            CHECK(last == want.size);
+            const Temporary file("threads.bin");
+            weights::write_to_file(source, o, file.path);
+            const weights::File written = weights::map_file(file.path);
+            REQUIRE(written->size == want.size);
+            CHECK(std::memcmp(written->data, want.data, want.size) == 0);
+        }
+    }
+    const auto read = source.tensors[1].read;
+    source.tensors[1].read = [read](uint32_t matrix, uint32_t first, uint32_t n, float* out) {
+        if (matrix == 1 && first) throw weights::Error("a broken piece");
+        read(matrix, first, n, out);
+    };
+    weights::WriteOptions o;
+    for (const uint32_t threads : {1u, 2u, 8u}) {
+        o.threads = threads;
+        CHECK(error_of([&] { (void)weights::write_to_memory(source, o); }) == "a broken piece");
+    }
+}
+
 TEST_CASE("what is written is read back to the bit, and types are what was asked for")
 {
     const TestModel m = make_model(small_config(20, 43, 2, 4, 2, 8, 37), Slots{}, 3);

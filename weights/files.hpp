@@ -96,6 +96,13 @@ struct AlignedBytes {
             data = static_cast<unsigned char*>(::operator new(static_cast<size_t>(n + (n == 0)), std::align_val_t{64},
                 std::nothrow));
         if (!data) throw Error("there is no room for " + std::to_string(n) + " bytes in memory");
+#if defined(TRANSFORMER_HAS_MMAP) && defined(MADV_HUGEPAGE)
+        // A large model is there several times sooner in large pages; it is no error where the system has none.
+        constexpr uint64_t page = 1 << 21;
+        const uint64_t before = (page - reinterpret_cast<uintptr_t>(data) % page) % page;
+        if (n >= before + page)
+            ::madvise(data + before, static_cast<size_t>((n - before) / page * page), MADV_HUGEPAGE);
+#endif
     }
     AlignedBytes(AlignedBytes&& other) noexcept : data(std::exchange(other.data, nullptr)),
         size(std::exchange(other.size, 0)) {}
