@@ -711,6 +711,51 @@ TEST_CASE("what is written is read back to the bit, and types are what was asked
 
 // ---- A real model ---------------------------------------------------------------------------------------------------
 
+TEST_CASE("random changes of a Hugging Face folder are read or refused in one sentence")
+{
+    const Temporary folder("changed");
+    std::filesystem::copy("tests/golden/llama-gqa", folder.path);
+    const std::string names[] = {weights::join(folder.path, "config.json"),
+                                 weights::join(folder.path, "model.safetensors")};
+    std::string good[2];
+    for (size_t i = 0; i < 2; i++) {
+        const weights::File file = weights::map_file(names[i]);
+        good[i].assign(reinterpret_cast<const char*>(file->data), file->size);
+    }
+    const auto write = [&](size_t i, const std::string& bytes) {
+        std::ofstream(names[i], std::ios::binary | std::ios::trunc) << bytes;
+    };
+    static const char* const numbers[] = {"0",          "-1",   "1e99", "null", "99999999999",
+                                          "2147483648", "true", "[]",   "1.5",  "NaN"};
+    Random r{5};
+    size_t opened = 0, refused = 0;
+    for (int n = 0; n < 1500; n++) {
+        const size_t which = r.below(2);
+        std::string bytes = good[which];
+        const uint64_t head = which ? 8 + weights::load_u64(reinterpret_cast<const unsigned char*>(bytes.data()))
+                                    : bytes.size();
+        const size_t at = r.below(static_cast<uint32_t>(head)), begin = bytes.find_first_of("0123456789", at);
+        if (r.below(2)) bytes[at] = static_cast<char>(r.below(256));
+        else if (begin < head)
+            bytes.replace(begin, bytes.find_first_not_of("0123456789.e-", begin) - begin, numbers[r.below(10)]);
+        write(which, bytes);
+        try {
+            const weights::Source source = weights::read_source(folder.path, "");
+            if (weights::checkpoint_size(source, {}) < 1 << 24) {
+                const weights::AlignedBytes out = weights::write_to_memory(source, {});
+                Model model;
+                opened += transformer::open(out.data, out.size, &model).code == Code::ok;
+            }
+        } catch (const weights::Error& error) {
+            refused++;
+            CHECK(std::string(error.what()).find('\n') == std::string::npos);
+        }
+        write(which, good[which]);
+    }
+    CHECK(opened > 20);
+    CHECK(refused > 500);
+}
+
 TEST_CASE("OLMoE clips queries and keys behind their norms, and values")
 {
     const Temporary folder("olmoe");
