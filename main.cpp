@@ -236,11 +236,13 @@ void load(const Arguments& a, Loaded* m)
     m->file = checkpoint_file(a.model());
     if (!m->file || a.tokenizer || !a.type.empty()) {
         weights::WriteOptions o = write_options(a);
-        o.progress = [&, told = false](uint64_t, uint64_t) mutable {
+        o.threads = a.threads;
+        o.progress = [&, told = false](uint64_t, uint64_t total) mutable {
             if (interrupted) throw Interrupted{};
             if (told || now() - start < 1) return;
             told = true;
-            say("converting " + a.model() + " in memory; `run import` writes a file that opens at once");
+            say("converting " + a.model() + " in " + bytes_text(total) +
+                " of memory; `run import` writes a file that opens at once");
         };
         const ModelSource source = open_source(a);
         m->bytes = weights::write_to_memory(source.source, o);
@@ -775,6 +777,20 @@ private:
     double read_seconds_ = 0, made_seconds_ = 0;
 };
 
+// The family whose marks are special tokens of the vocabulary; null: none is.
+const weights::ChatFamily* family_of_tokens(const transformer::Vocabulary& v)
+{
+    const auto special = [&](const char* mark) {
+        const int32_t id = transformer::token_id(v, mark, static_cast<uint32_t>(std::strlen(mark)));
+        if (id < 0) return false;
+        const auto type = static_cast<transformer::TokenType>(v.types[id]);
+        return type == transformer::TokenType::control || type == transformer::TokenType::user_defined;
+    };
+    for (const weights::ChatFamily& f : weights::chat_families)
+        if (special(f.marks[0]) && special(f.marks[1])) return &f;
+    return nullptr;
+}
+
 void Chat::choose_template()
 {
     const transformer::Vocabulary& v = vocabulary();
@@ -786,6 +802,10 @@ void Chat::choose_template()
         template_ = family ? family->text : read_file(*a_.chat_template);
     } else if (v.chat_template_size) {
         template_.assign(v.chat_template, v.chat_template_size);
+    } else if (const weights::ChatFamily* const family = family_of_tokens(v)) {
+        template_ = family->text;
+        say(m_.name + ": has no chat template; it has the tokens " + family->marks[0] + " and " + family->marks[1] +
+            ", so it is taken for " + family->name + ", and --chat-template names another");
     } else {
         throw Failure(m_.name + ": has no chat template; name one with --chat-template (a file, or " +
                       weights::chat_family_names() + "), or generate text with `run " + m_.name + " -i TEXT`");
@@ -1663,6 +1683,7 @@ int run_bench(const Arguments& a)
 
 int run_import(const Arguments& a)
 {
+    const double start = now();
     const std::string& target = a.words[1];
     const ModelSource m = open_source(a);
     weights::WriteOptions o = write_options(a);
@@ -1676,7 +1697,7 @@ int run_import(const Arguments& a)
     };
     const uint64_t bytes = weights::checkpoint_size(m.source, o);
     weights::write_to_file(m.source, o, target);
-    say(target + ": " + bytes_text(bytes) + " from " + m.source.kind);
+    say(target + ": " + bytes_text(bytes) + " from " + m.source.kind + format(" in %.1f s", now() - start));
     if (!a.header) return 0;
     transformer::Options session;
     session.capacity = context(a, m.source.main);
@@ -1720,7 +1741,7 @@ std::string help(const Verb& verb)
         if (o.verbs & verb.bit)
             text += format("  %-40s %s\n", (spelling(o) + (o.value ? std::string(" ") + o.value : "")).c_str(), o.help);
     if (*verb.name) return text;
-    text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin or a Hugging Face folder.\n"
+    text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin, a .gguf or a Hugging Face folder.\n"
             "Other verbs (`run VERB -h` tells more):\n";
     for (const Verb& v : verbs)
         if (*v.name && v.work) text += format("  %-70s %s\n", usage(v).c_str(), v.help);

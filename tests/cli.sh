@@ -457,10 +457,29 @@ printf 'the cat\nwhat is it?\nno\nyes\nyes i do\n' >"$dir/talk"
 talk chat "$texts/chat" -t 0 -n 12 --ctx-size 64 --json <"$dir/talk"
 ok 'chat: a full context' "[ $? -eq 0 ] && [ $(wc -l <"$dir/out") -eq 5 ]"
 err_has 'the context of 64 positions is full: the oldest turn is forgotten'
+talk chat "$model" --chat-template chatml -t 0 -n 100 --ctx-size 64 -i 'Hello' </dev/null
+ok 'chat: an answer that fills the context' "[ $? -eq 0 ] && [ -s '$dir/out' ]"
+err_has 'the context of 64 positions is full, and the answer ends there; --ctx-size raises it'
+talk chat "$model" --chat-template chatml -t 0 -n 100 --ctx-size 64 --json -i 'Hello' </dev/null
+out_has '"stop": "context"'
 printf '%s\nthe cat\n' "$many" >"$dir/talk"
 talk chat "$texts/chat" -t 0 -n 10 -y 'be kind' --ctx-size 64 --kv f32 <"$dir/talk"
 ok 'chat: a message that does not fit is refused, the next one is not' "[ $? -eq 1 ] && [ \"\$(cat '$dir/out')\" = \"\$(head -n 1 '$dir/answers')\" ]"
 err_has 'with this message the conversation has [0-9]+ tokens and the context 64 positions'
+cp -r "$texts/chat" "$dir/bare"
+rm "$dir/bare/chat_template.jinja"
+printf 'the cat\n  what is it?\nno\n' >"$dir/talk"
+talk chat "$texts/chat" --chat-template chatml -t 0 -n 10 -y 'be kind' --kv f32 <"$dir/talk"
+cp "$dir/out" "$dir/chatml"
+talk chat "$dir/bare" -t 0 -n 10 -y 'be kind' --kv f32 <"$dir/talk"
+ok 'chat: without a template the special tokens say which' "[ $? -eq 0 ] && [ -s '$dir/out' ] && cmp -s '$dir/out' '$dir/chatml'"
+err_has 'has no chat template; it has the tokens <.im_start.> and <.im_end.>, so it is taken for chatml'
+sed -i 's/"bos_token"/"chat_template": "{{ messages[0].content }}", &/' "$dir/bare/tokenizer_config.json"
+talk chat "$dir/bare" -t 0 -n 1 --json -i 'the cat' </dev/null
+ok "chat: the template of tokenizer_config.json" "grep -q '\"prompt_tokens\": 2,' '$dir/out'"
+cp "$texts/chat/chat_template.jinja" "$dir/bare"
+talk chat "$dir/bare" -t 0 -n 10 -y 'be kind' --kv f32 <"$dir/talk"
+ok 'chat: chat_template.jinja counts more than tokenizer_config.json' "cmp -s '$dir/out' '$dir/answers'"
 for name in chatml llama3 gemma deepseek phi3 zephyr llama2 mistral; do
     talk chat "$model" --chat-template $name -t 0 -n 4 -y 'Be nice.' -i 'Hello' </dev/null
     ok "chat --chat-template $name" "[ $? -eq 0 ] && [ -s '$dir/out' ]"

@@ -34,6 +34,8 @@ rule "intrinsics stand inside rooms only" \
     'awk "/^struct (Avx2|Neon|Avx512)/ { room = 1 } /^};/ { room = 0 } !room && /_mm[0-9]*_|\yv[a-z]+q?_[fsu](8|16|32)\y/ { print FNR \": \" \$0 }" transformer.hpp'
 rule "lines are at most 128 columns (tables, strings and directives may be longer)" \
     'awk "length > 128 && !/^ *(case |#|X\\(|\")|\"[^\"]{60}/ { print FILENAME \":\" FNR }" transformer.hpp main.cpp'
+rule "lines of weights/*.hpp are at most 120 columns (patterns and the Unicode tables may be longer)" \
+    'awk "length > 120 && !/R\"/ && FILENAME !~ /unicode/ { print FILENAME \":\" FNR }" weights/*.hpp'
 rule "conditionals stand in three places only: switches, rooms, files" \
     'awk "/^\/\/ >> / { s = \$3 } /^[ ]*#[ ]*(if|elif|else)/ && s != 1 && s != \"\" && s != 7 && s != 18 && s != 19 && s != 24 && s != 25 && s != 23 { print FNR \": \" \$0 }" transformer.hpp'
 rule "no word about how the project is made" 'grep -nE "/work/|/tmp/|TODO|FIXME|XXX" transformer.hpp main.cpp weights/*.hpp weights/*.cpp README.md weights/README.md 2>/dev/null'

@@ -627,16 +627,30 @@ TEST_CASE("gguf: settings and tensors that are not known are refused by name")
                                                         {"attention.head_count", 3},
                                                         {"attention.head_count", 1u << 30},
                                                         {"attention.head_count_kv", 0},
-                                                        {"attention.head_count_kv", 3}};
-    for (const auto& [key, value] : numbers) {
+                                                        {"attention.head_count_kv", 3},
+                                                        {"context_length", 0},
+                                                        {"context_length", (1u << 28) + 1},
+                                                        {"context_length", 2147483647}};
+    for (const auto& one : numbers) {
+        const char* const key = one.first;
+        const uint32_t value = one.second;
         Gguf wrong = small_llama();
         wrong.values.clear();
         wrong.n_values = 0;
         Names{key}(wrong);
         wrong.number(std::string("llama.") + key, value);
         INFO(key << " " << value);
-        CHECK(!refused(wrong.bytes()).empty());
+        const std::string sentence = refused(wrong.bytes());
+        CHECK(!sentence.empty());
+        if (key == std::string("context_length"))
+            CHECK(contains(sentence, "llama.context_length = " + std::to_string(value) + " is"));
     }
+    Gguf odd = small_llama(); // 32 heads of one value
+    odd.values.clear();
+    odd.n_values = 0;
+    Names{"attention.head_count"}(odd);
+    CHECK(contains(refused(odd.number("llama.attention.head_count", 32).bytes()),
+                   "1 values of a head of 1 cannot be rotated in pairs"));
 }
 
 // ---- The vocabulary -----------------------------------------------------------------------------
@@ -671,10 +685,16 @@ TEST_CASE("gguf: the vocabulary")
     CHECK(v.bos == 1);
     CHECK(v.eos == 2);
     CHECK(v.chat_template == "{{ x }}");
+    CHECK(v.unknown == 0); // by its type
     for (const int32_t id : {2, 4, 6}) { // eos, eom, and a text that ends a turn
         INFO(id);
         CHECK(std::find(v.stop.begin(), v.stop.end(), id) != v.stop.end());
     }
+    std::string lossy = g.bytes();
+    const size_t type_of_unknown = lossy.find(types);
+    REQUIRE(type_of_unknown != std::string::npos);
+    lossy[type_of_unknown] = 1;
+    CHECK(contains(refused(lossy), "neither an unknown token nor tokens for bytes"));
     Opened o(weights::write_to_memory(s, {}));
     const std::string text = "a a";
     std::vector<unsigned char> work(tokenize_size(o.model.vocabulary, text.size()));
@@ -836,6 +856,79 @@ TEST_CASE(
         }
     }
     CHECK(opened > 100); // most changes hit names and numbers that do not matter
+}
+
+TEST_CASE("gguf: small files that ask for much memory are refused before they get it")
+{
+    // 65,025 rules of normalisation that all name one text of a megabyte.
+    constexpr uint32_t last = 512 + 256 * 256, n_units = last + 256;
+    std::vector<uint32_t> units(n_units, 0xffffffff);
+    const auto node = [&](uint32_t at, uint32_t base, uint32_t label, bool leaf) {
+        units[at] = (at ^ base) << 10 | (leaf ? 256u : 0u) | label;
+    };
+    node(0, 256, 0, false);
+    for (uint32_t a = 1; a < 256; a++) {
+        node(256 ^ a, 512 + 256 * a, a, false);
+        for (uint32_t b = 1; b < 256; b++) node((512 + 256 * a) ^ b, last, b, true);
+    }
+    units[last] = 0x80000000; // the text at 0
+    std::string rules;
+    put32(rules, 4 * n_units);
+    for (const uint32_t unit : units) put32(rules, unit);
+    rules += std::string(1 << 20, 'x');
+    Gguf bomb = small_llama();
+    std::string score, type;
+    put32(score, 0);
+    put32(type, 1);
+    bomb.text("tokenizer.ggml.model", "t5").texts("tokenizer.ggml.tokens", {"a"});
+    bomb.list("tokenizer.ggml.scores", GgufKind::f32, 1, score);
+    bomb.list("tokenizer.ggml.token_type", GgufKind::i32, 1, type);
+    bomb.list("tokenizer.ggml.precompiled_charsmap", GgufKind::u8, rules.size(), rules);
+    CHECK(contains(refused(bomb.bytes()), "a rule of normalisation gives"));
+
+    Gguf t5; // the biases of 65,536 heads in 1,024 layers
+    t5.text("general.architecture", "t5");
+    const std::pair<const char*, uint32_t> sizes[] = {{"t5.block_count", 1024},
+                                                      {"t5.context_length", 64},
+                                                      {"t5.embedding_length", 65536},
+                                                      {"t5.attention.head_count", 65536},
+                                                      {"t5.attention.relative_buckets_count", 4}};
+    for (const auto& [key, value] : sizes) t5.number(key, value);
+    t5.real("t5.attention.layer_norm_rms_epsilon", 1e-5f);
+    t5.floats("token_embd.weight", {65536}, 1);
+    for (const char* name : {"enc.blk.0.attn_rel_b.weight", "dec.blk.0.attn_rel_b.weight"})
+        t5.tensor(name, {65536, 4}, 1, std::string(2 * 4 * 65536, '\0'));
+    CHECK(contains(refused(t5.bytes()), "is missing"));
+}
+
+TEST_CASE("gguf: tensors beyond the fourth GiB")
+{
+    if (sizeof(void*) < 8) return;
+    const uint64_t far = uint64_t{5} << 30;
+    Gguf g = small_llama();
+    const std::vector<float> want = all_rows(tensor_of(read_bytes(g.bytes()), 0, Role::final_norm));
+    const size_t name = g.infos.find("output_norm.weight");
+    const size_t at = name + 18 + 4 + 8 + 4; // name, dimensions, size, type
+    const uint64_t near = weights::load_u64(
+        reinterpret_cast<const unsigned char*>(g.infos.data()) + at);
+    std::string offset;
+    put64(offset, far);
+    g.infos.replace(at, 8, offset);
+    const std::string bytes = g.bytes();
+    const uint64_t begin = bytes.size() - g.data.size();
+    const Temporary sparse("sparse.gguf", bytes);
+    std::error_code error;
+    std::filesystem::resize_file(sparse.path, begin + far, error);
+    if (error) {
+        MESSAGE("this file system holds no sparse file of 5 GiB: not tested");
+        return;
+    }
+    CHECK(contains(error_of([&] { (void)weights::read_source(sparse.path, ""); }),
+                   "output_norm.weight reaches past the end"));
+    std::ofstream(sparse.path, std::ios::binary | std::ios::app)
+        .write(g.data.data() + near, 32 * 4);
+    CHECK(same_bits(all_rows(tensor_of(weights::read_source(sparse.path, ""), 0, Role::final_norm)),
+                    want));
 }
 
 TEST_CASE("gguf: split models")

@@ -644,6 +644,56 @@ TEST_CASE("tiles that a source has already are taken as they are")
     }
 }
 
+TEST_CASE("any number of threads writes the same bytes, and an error in one of them ends all")
+{
+    weights::Source source; // experts and a matrix of several pieces each
+    for (const Role role : {Role::wq, Role::down}) {
+        weights::TensorSource t;
+        t.layer = 1;
+        t.role = static_cast<uint8_t>(role);
+        t.rows = 9001, t.cols = 67, t.count = role == Role::down ? 3 : 1;
+        t.read = [role](uint32_t matrix, uint32_t first, uint32_t n, float* out) {
+            for (uint64_t i = 0; i < uint64_t{n} * 67; i++)
+                out[i] = unit(matrix + static_cast<uint64_t>(role), uint64_t{first} * 67 + i);
+        };
+        source.tensors.push_back(t);
+    }
+    for (const DType type : {DType::f32, DType::f16, DType::q8_0, DType::q4_1}) {
+        weights::WriteOptions o;
+        o.convert = true, o.type = type, o.threads = 1;
+        const weights::AlignedBytes want = weights::write_to_memory(source, o);
+        for (const uint32_t threads : {2u, 3u, 8u, 100u}) {
+            o.threads = threads;
+            uint64_t last = 0;
+            bool ordered = true;
+            o.progress = [&](uint64_t done, uint64_t total) {
+                ordered = ordered && done >= last && done <= total;
+                last = done;
+            };
+            const weights::AlignedBytes got = weights::write_to_memory(source, o);
+            REQUIRE(got.size == want.size);
+            CHECK(std::memcmp(got.data, want.data, want.size) == 0);
+            CHECK(ordered);
+            CHECK(last == want.size);
+            const Temporary file("threads.bin");
+            weights::write_to_file(source, o, file.path);
+            const weights::File written = weights::map_file(file.path);
+            REQUIRE(written->size == want.size);
+            CHECK(std::memcmp(written->data, want.data, want.size) == 0);
+        }
+    }
+    const auto read = source.tensors[1].read;
+    source.tensors[1].read = [read](uint32_t matrix, uint32_t first, uint32_t n, float* out) {
+        if (matrix == 1 && first) throw weights::Error("a broken piece");
+        read(matrix, first, n, out);
+    };
+    weights::WriteOptions o;
+    for (const uint32_t threads : {1u, 2u, 8u}) {
+        o.threads = threads;
+        CHECK(error_of([&] { (void)weights::write_to_memory(source, o); }) == "a broken piece");
+    }
+}
+
 TEST_CASE("what is written is read back to the bit, and types are what was asked for")
 {
     const TestModel m = make_model(small_config(20, 43, 2, 4, 2, 8, 37), Slots{}, 3);
@@ -660,6 +710,79 @@ TEST_CASE("what is written is read back to the bit, and types are what was asked
 }
 
 // ---- A real model ---------------------------------------------------------------------------------------------------
+
+TEST_CASE("random changes of a Hugging Face folder are read or refused in one sentence")
+{
+    const Temporary folder("changed");
+    std::filesystem::copy("tests/golden/llama-gqa", folder.path);
+    const std::string names[] = {weights::join(folder.path, "config.json"),
+                                 weights::join(folder.path, "model.safetensors")};
+    std::string good[2];
+    for (size_t i = 0; i < 2; i++) {
+        const weights::File file = weights::map_file(names[i]);
+        good[i].assign(reinterpret_cast<const char*>(file->data), file->size);
+    }
+    const auto write = [&](size_t i, const std::string& bytes) {
+        std::ofstream(names[i], std::ios::binary | std::ios::trunc) << bytes;
+    };
+    static const char* const numbers[] = {"0",          "-1",   "1e99", "null", "99999999999",
+                                          "2147483648", "true", "[]",   "1.5",  "NaN"};
+    Random r{5};
+    size_t opened = 0, refused = 0;
+    for (int n = 0; n < 1500; n++) {
+        const size_t which = r.below(2);
+        std::string bytes = good[which];
+        const uint64_t head = which ? 8 + weights::load_u64(reinterpret_cast<const unsigned char*>(bytes.data()))
+                                    : bytes.size();
+        const size_t at = r.below(static_cast<uint32_t>(head)), begin = bytes.find_first_of("0123456789", at);
+        if (r.below(2)) bytes[at] = static_cast<char>(r.below(256));
+        else if (begin < head)
+            bytes.replace(begin, bytes.find_first_not_of("0123456789.e-", begin) - begin, numbers[r.below(10)]);
+        write(which, bytes);
+        try {
+            const weights::Source source = weights::read_source(folder.path, "");
+            if (weights::checkpoint_size(source, {}) < 1 << 24) {
+                const weights::AlignedBytes out = weights::write_to_memory(source, {});
+                Model model;
+                opened += transformer::open(out.data, out.size, &model).code == Code::ok;
+            }
+        } catch (const weights::Error& error) {
+            refused++;
+            CHECK(std::string(error.what()).find('\n') == std::string::npos);
+        }
+        write(which, good[which]);
+    }
+    CHECK(opened > 20);
+    CHECK(refused > 500);
+}
+
+TEST_CASE("OLMoE clips queries and keys behind their norms, and values")
+{
+    const Temporary folder("olmoe");
+    std::filesystem::copy("tests/golden/olmoe", folder.path);
+    const std::string path = weights::join(folder.path, "config.json");
+    std::string config;
+    std::getline(std::ifstream(path), config, '\0');
+    const size_t at = config.find("\"clip_qkv\": null");
+    REQUIRE(at != std::string::npos);
+    std::ofstream(path) << config.replace(at, 16, "\"clip_qkv\": 0.8");
+    weights::WriteOptions to_f32;
+    to_f32.convert = true;
+    Opened o(weights::write_to_memory(weights::read_source(folder.path, ""), to_f32));
+    const std::vector<float> got = last_logits(o.model, plain_options(16), {30, 55, 18, 52, 38, 61, 13});
+    // What transformers 4.57.6 gives for this configuration.
+    const float want[64] = {
+        1.537838f, -1.267206f, 1.277159f, -0.156458f, 0.368562f, -1.563107f, 0.061276f, 0.502104f,
+        -0.033083f, 0.496279f, 0.925511f, -0.656236f, -1.260907f, 3.131303f, -1.294544f, -3.222859f,
+        -1.466348f, 0.581134f, -0.993642f, 0.523611f, 1.117447f, 1.522583f, -0.000649f, 0.138949f,
+        -0.057348f, -2.214252f, 1.182044f, -2.452334f, -2.021332f, -0.705468f, 0.190196f, 1.024303f,
+        2.661640f, -1.197497f, -1.919466f, -0.067011f, 2.618105f, -0.446021f, -1.562539f, -3.156064f,
+        1.116400f, 2.511580f, -0.772344f, 3.035183f, 0.322910f, -0.553955f, -0.111719f, 0.300574f,
+        -1.083120f, -0.932881f, -2.579845f, 0.307797f, 0.083692f, 1.752357f, -0.211714f, -0.981416f,
+        1.081985f, -0.453073f, 1.208574f, 2.366601f, 0.173394f, 0.233229f, 0.152409f, -0.332466f};
+    REQUIRE(got.size() == 64);
+    for (size_t i = 0; i < 64; i++) CHECK(std::fabs(got[i] - want[i]) < 3e-5f);
+}
 
 TEST_CASE("a real llama2.c model in four formats gives llama2.c's tokens and logits")
 {

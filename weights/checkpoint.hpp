@@ -1,24 +1,29 @@
 // weights/checkpoint.hpp - writes the flat checkpoint that transformer.hpp opens; README.md draws it
 //
-// Everything is laid out before the first byte is written, so that the file is written front to back in one pass: the sizes
-// of all tensors follow from their shapes and types alone. Words are stored byte by byte, so any host writes the same file.
+// Everything is laid out before the first byte is written, so that the file is written front to back in one pass: the
+// sizes of all tensors follow from their shapes and types alone. Words are stored byte by byte, so any host writes the
+// same file.
 #ifndef TRANSFORMER_WEIGHTS_CHECKPOINT_HPP
 #define TRANSFORMER_WEIGHTS_CHECKPOINT_HPP
 
 #include "import.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <cstdio>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <tuple>
 
 namespace weights {
 
 constexpr uint64_t header_bytes = 64, config_bytes = 256, entry_bytes = 32, data_alignment = 64;
 
-// ---- What a tensor becomes -------------------------------------------------------------------------------------------
+// ---- What a tensor becomes ------------------------------------------------------------------------------------------
 
 inline std::string tensor_name(const TensorSource& t)
 {
@@ -39,7 +44,8 @@ inline DType written_type(const TensorSource& t, const WriteOptions& options)
     case Role::layer_flags: return DType::u8;
     case Role::token_embedding: case Role::lm_head:
         // 4 bits cost these two the most: each row is one token's, so no sum averages its rounding away.
-        if (options.convert) return options.type == DType::q4_0 || options.type == DType::q4_1 ? DType::q8_0 : options.type;
+        if (options.convert)
+            return options.type == DType::q4_0 || options.type == DType::q4_1 ? DType::q8_0 : options.type;
         return stored;
     case Role::embedding_proj: case Role::conv1: case Role::conv2: case Role::head_dense:
     case Role::wq: case Role::wk: case Role::wv: case Role::wo:
@@ -60,7 +66,7 @@ inline DType written_type(const TensorSource& t, const WriteOptions& options)
     }
 }
 
-// ---- The layout ------------------------------------------------------------------------------------------------------
+// ---- The layout -----------------------------------------------------------------------------------------------------
 
 struct Layout {
     struct Entry {
@@ -81,7 +87,8 @@ inline Layout lay_out(const Source& source, const WriteOptions& options)
     Layout layout;
     for (const TensorSource& t : source.tensors) {
         if ((t.role & 0x7f) >= static_cast<uint8_t>(Role::n_roles) || t.stack > 1 || t.layer > UINT16_MAX)
-            throw Error("a tensor of stack " + std::to_string(t.stack) + ", layer " + std::to_string(t.layer) + ", role " +
+            throw Error("a tensor of stack " + std::to_string(t.stack) + ", layer " + std::to_string(t.layer)
+                + ", role " +
                         std::to_string(t.role) + " has no place in a checkpoint");
         if (!t.rows || !t.cols || !t.count || t.cols >= uint32_t{1} << 31 || !t.read)
             throw Error(tensor_name(t) + ": (" + std::to_string(t.count) + ", " + std::to_string(t.rows) + ", " +
@@ -98,7 +105,8 @@ inline Layout lay_out(const Source& source, const WriteOptions& options)
             throw Error(tensor_name(*layout.entries[i].tensor) + ": there are two tensors of this name");
 
     layout.vocabulary = vocabulary_section(source.vocabulary);
-    layout.vocabulary_at = round_up(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size(), data_alignment);
+    layout.vocabulary_at = round_up(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size(),
+        data_alignment);
     uint64_t at = round_up(layout.vocabulary_at + layout.vocabulary.size(), data_alignment);
     // Two uses of one tensor may ask for different types (no reader does): then each is written.
     std::map<std::tuple<uint64_t, DType, uint32_t, uint32_t, uint32_t>, uint64_t> written;
@@ -119,9 +127,12 @@ inline Layout lay_out(const Source& source, const WriteOptions& options)
     return layout;
 }
 
-inline uint64_t checkpoint_size(const Source& source, const WriteOptions& options) { return lay_out(source, options).size; }
+inline uint64_t checkpoint_size(const Source& source, const WriteOptions& options)
+{
+    return lay_out(source, options).size;
+}
 
-// ---- Writing ---------------------------------------------------------------------------------------------------------
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
 using Sink = std::function<void(const unsigned char* bytes, size_t n)>;
 
@@ -140,55 +151,137 @@ inline void encode_rows(DType type, const float* values, size_t n, unsigned char
         break;
     default:
         for (size_t i = 0; i < n; i++) {
-            if (!(values[i] >= 0.0f && values[i] <= 255.0f)) throw Error("a byte of a table is " + std::to_string(values[i]));
+            if (!(values[i] >= 0.0f && values[i] <= 255.0f))
+                throw Error("a byte of a table is " + std::to_string(values[i]));
             out[i] = static_cast<unsigned char>(values[i]);
         }
     }
 }
 
-inline void write_tensor(const TensorSource& t, DType type, const Sink& sink)
+// Rows of one matrix that are read, converted and written together.
+struct Piece {
+    const Layout::Entry* entry;
+    uint32_t matrix, first, rows;
+    uint64_t offset, bytes;         // where they stand in the checkpoint
+};
+inline std::vector<Piece> cut_into_pieces(const Layout& layout)
 {
-    constexpr uint32_t tile_rows = 16;
-    const bool tiles = transformer::is_quantised(type), as_stored = tiles && type == t.stored && t.read_tile;
-    // Narrow tensors go in larger pieces, so that a call costs little beside its work.
-    const uint32_t piece = tiles ? tile_rows : tile_rows * std::max(1u, 4096u / t.cols);
-    const uint32_t most = std::min(piece, t.rows);
-    const uint64_t bytes = tiles ? transformer::matrix_bytes(type, tile_rows, t.cols)
-        : transformer::matrix_bytes(type, most, t.cols);
-    if (std::max<uint64_t>(bytes, uint64_t{4} * most * t.cols) > std::numeric_limits<size_t>::max() / 2)
-        throw Error(tensor_name(t) + ": its rows are too long for this platform");
-    std::vector<float> values(as_stored ? 0 : size_t{most} * t.cols);
-    std::vector<unsigned char> out(static_cast<size_t>(bytes));
-    for (uint32_t matrix = 0; matrix < t.count; matrix++)
-        for (uint64_t first = 0; first < t.rows; first += piece) {
-            const uint32_t at = static_cast<uint32_t>(first), n = std::min(piece, t.rows - at);
-            if (as_stored) {
-                t.read_tile(matrix, at / tile_rows, out.data());
-            } else {
-                t.read(matrix, at, n, values.data());
-                if (tiles)
-                    transformer::quantize_tile(type, values.data(), n, t.cols, out.data());
-                else
-                    encode_rows(type, values.data(), size_t{n} * t.cols, out.data());
+    constexpr uint32_t tile_rows = 16, values = 1 << 18;       // so many that a piece costs little beside its work
+    std::vector<Piece> pieces;
+    for (const Layout::Entry& e : layout.entries) {
+        const TensorSource& t = *e.tensor;
+        const uint64_t each = transformer::matrix_bytes(e.type, t.rows, t.cols);
+        const uint32_t most = tile_rows * std::max(1u, values / tile_rows / t.cols);
+        for (uint32_t matrix = 0; e.has_data && matrix < t.count; matrix++)
+            for (uint64_t first = 0; first < t.rows; first += most) {
+                const uint32_t at = static_cast<uint32_t>(first), n = std::min(most, t.rows - at);
+                pieces.push_back({&e, matrix, at, n,
+                                  e.offset + matrix * each + transformer::matrix_bytes(e.type, at, t.cols),
+                                  transformer::matrix_bytes(e.type, n, t.cols)});
             }
-            sink(out.data(), tiles ? out.size() : static_cast<size_t>(transformer::matrix_bytes(type, n, t.cols)));
-        }
+    }
+    return pieces;
+}
+inline void convert(const Piece& piece, std::vector<float>& values, unsigned char* out)
+{
+    const TensorSource& t = *piece.entry->tensor;
+    const DType type = piece.entry->type;
+    const bool tiles = transformer::is_quantised(type);
+    const size_t tile_bytes = tiles ? static_cast<size_t>(transformer::matrix_bytes(type, 16, t.cols)) : 0;
+    if (tiles && type == t.stored && t.read_tile) {
+        for (uint32_t r = 0; r < piece.rows; r += 16, out += tile_bytes)
+            t.read_tile(piece.matrix, (piece.first + r) / 16, out);
+        return;
+    }
+    values.resize(size_t{piece.rows} * t.cols);
+    t.read(piece.matrix, piece.first, piece.rows, values.data());
+    if (!tiles) return encode_rows(type, values.data(), values.size(), out);
+    for (uint32_t r = 0; r < piece.rows; r += 16, out += tile_bytes)
+        transformer::quantize_tile(type, &values[size_t{r} * t.cols], std::min(16u, piece.rows - r), t.cols, out);
 }
 
-inline void write_checkpoint(const Source& source, const WriteOptions& options, const Layout& layout, const Sink& sink)
+// Threads take pieces in turn and convert them side by side. done() hears of them in their order, one at a time.
+class Conversion {
+public:
+    using Done = std::function<void(const Piece& piece, const unsigned char* bytes)>;
+
+    // memory: where the checkpoint lies; null: each thread has room for a piece.
+    Conversion(const Layout& layout, unsigned char* memory, Done done)
+        : pieces_(cut_into_pieces(layout)), memory_(memory), done_(std::move(done))
+    {
+        for (const Piece& p : pieces_) {
+            const TensorSource& t = *p.entry->tensor;
+            if (std::max(p.bytes, uint64_t{4} * p.rows * t.cols) > std::numeric_limits<size_t>::max() / 2)
+                throw Error(tensor_name(t) + ": its rows are too long for this platform");
+        }
+    }
+    void run(uint32_t n_threads)
+    {
+        std::vector<std::thread> others;
+        try {
+            while (others.size() + 1 < std::min<size_t>(n_threads, pieces_.size()))
+                others.emplace_back([this] { work(); });
+        } catch (const std::system_error&) {                   // no more threads: it takes longer
+        }
+        work();
+        for (std::thread& t : others) t.join();
+        if (error_) std::rethrow_exception(error_);
+    }
+
+private:
+    void work()
+    {
+        std::vector<float> values;
+        std::vector<unsigned char> own;
+        try {
+            for (size_t i; (i = taken_++) < pieces_.size();) {
+                const Piece& piece = pieces_[i];
+                if (!memory_) own.resize(static_cast<size_t>(piece.bytes));
+                unsigned char* const out = memory_ ? memory_ + piece.offset : own.data();
+                convert(piece, values, out);
+                std::unique_lock<std::mutex> lock(mutex_);
+                turn_.wait(lock, [&] { return finished_ == i || error_; });
+                if (error_) return;
+                lock.unlock();                                 // nobody else's turn comes before finished_ moves
+                done_(piece, out);
+                lock.lock();
+                finished_++;
+                turn_.notify_all();
+            }
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (!error_) error_ = std::current_exception();
+            turn_.notify_all();
+        }
+    }
+
+    const std::vector<Piece> pieces_;
+    unsigned char* const memory_;
+    const Done done_;
+    std::atomic<size_t> taken_{0};
+    size_t finished_ = 0;
+    std::exception_ptr error_;
+    std::mutex mutex_;              // of finished_ and error_
+    std::condition_variable turn_;
+};
+
+// All of the checkpoint, front to back, goes to the sink; what is converted into `memory` stands there already.
+inline void write_checkpoint(const Source& source, const WriteOptions& options, const Layout& layout,
+                             unsigned char* memory, const Sink& sink)
 {
     uint64_t at = 0;
-    const auto put = [&](const unsigned char* bytes, size_t n) {
-        sink(bytes, n);
+    const auto put = [&](const unsigned char* bytes, uint64_t n) {
+        sink(bytes, static_cast<size_t>(n));
         at += n;
         if (options.progress) options.progress(at, layout.size);
     };
     const auto pad_to = [&](uint64_t target) {
         static const unsigned char zeros[data_alignment] = {};
-        if (target > at) put(zeros, static_cast<size_t>(target - at)); // never more than 63
+        if (target > at) put(zeros, target - at);              // never more than 63
     };
 
-    std::vector<unsigned char> head(static_cast<size_t>(header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size()));
+    const uint64_t head_bytes = header_bytes + 2 * config_bytes + entry_bytes * layout.entries.size();
+    std::vector<unsigned char> head(static_cast<size_t>(head_bytes));
     std::memcpy(head.data(), "TRNSFRMR", 8);
     store_u32(&head[8], TRANSFORMER_FORMAT_VERSION);
     store_u32(&head[12], static_cast<uint32_t>(layout.entries.size()));
@@ -221,11 +314,13 @@ inline void write_checkpoint(const Source& source, const WriteOptions& options, 
     pad_to(layout.vocabulary_at);
     if (!layout.vocabulary.empty())
         put(reinterpret_cast<const unsigned char*>(layout.vocabulary.data()), layout.vocabulary.size());
-    for (const Layout::Entry& e : layout.entries)
-        if (e.has_data) {
-            pad_to(e.offset);
-            write_tensor(*e.tensor, e.type, put);
-        }
+    Conversion conversion(layout, memory, [&](const Piece& piece, const unsigned char* bytes) {
+        pad_to(piece.offset);
+        put(bytes, piece.bytes);
+    });
+    // A small model is written before threads have begun.
+    const uint32_t threads = layout.size < 1 << 22 ? 1 : std::thread::hardware_concurrency();
+    conversion.run(options.threads ? options.threads : std::max(1u, threads));
     pad_to(layout.size);
 }
 
@@ -233,9 +328,9 @@ inline AlignedBytes write_to_memory(const Source& source, const WriteOptions& op
 {
     const Layout layout = lay_out(source, options);
     AlignedBytes out(layout.size);
-    size_t at = 0;
-    write_checkpoint(source, options, layout, [&](const unsigned char* bytes, size_t n) {
-        std::memcpy(out.data + at, bytes, n);
+    uint64_t at = 0;
+    write_checkpoint(source, options, layout, out.data, [&](const unsigned char* bytes, size_t n) {
+        if (bytes != out.data + at) std::memcpy(out.data + at, bytes, n);
         at += n;
     });
     return out;
@@ -255,7 +350,8 @@ public:
         const auto status = fs::status(target_, error);
         if (path.empty() || target_.filename().empty()) throw Error("\"" + path + "\" names no file to write to");
         if (fs::is_directory(status)) throw Error(path + ": is a folder; name a file in it");
-        if (fs::exists(status) && !fs::is_regular_file(status)) throw Error(path + ": is a pipe or device; name a file");
+        if (fs::exists(status) && !fs::is_regular_file(status))
+            throw Error(path + ": is a pipe or device; name a file");
         std::random_device random;
         do {
             temporary_ = target_;
@@ -276,8 +372,8 @@ public:
     {
         if (std::fflush(stream_) != 0) fail();
 #ifdef TRANSFORMER_HAS_MMAP
-        // Some file systems find out that they are full only here; and a name must not outlive its bytes in a power cut. Not
-        // every one can do it: EINVAL says no more than that.
+        // Some file systems find out that they are full only here; and a name must not outlive its bytes in a power
+        // cut. Not every one can do it: EINVAL says no more than that.
         if (::fsync(::fileno(stream_)) != 0 && errno != EINVAL) fail();
 #endif
         FILE* stream = std::exchange(stream_, nullptr);
@@ -311,7 +407,8 @@ inline void write_to_file(const Source& source, const WriteOptions& options, con
 {
     const Layout layout = lay_out(source, options);
     NewFile file(path);
-    write_checkpoint(source, options, layout, [&](const unsigned char* bytes, size_t n) { file.write(bytes, n); });
+    write_checkpoint(source, options, layout, nullptr,
+                     [&](const unsigned char* bytes, size_t n) { file.write(bytes, n); });
     file.commit();
 }
 

@@ -1,7 +1,8 @@
 // weights/files.hpp - what every reader needs from the host: whole files as bytes, paths, little-endian words
 //
-// A model is mapped, not read, where the system can do that: a file larger than memory can still be imported, and pages that
-// are not needed cost nothing. TRANSFORMER_NO_MMAP (or a system without mmap) reads it instead. Sizes are 64-bit throughout.
+// A model is mapped, not read, where the system can do that: a file larger than memory can still be imported, and pages
+// that are not needed cost nothing. TRANSFORMER_NO_MMAP (or a system without mmap) reads it instead. Sizes are 64-bit
+// throughout.
 #ifndef TRANSFORMER_WEIGHTS_FILES_HPP
 #define TRANSFORMER_WEIGHTS_FILES_HPP
 
@@ -35,7 +36,7 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// ---- Numbers ---------------------------------------------------------------------------------------------------------
+// ---- Numbers --------------------------------------------------------------------------------------------------------
 
 inline uint16_t load_u16(const unsigned char* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
 inline uint32_t load_u32(const unsigned char* p) { return load_u16(p) | static_cast<uint32_t>(load_u16(p + 2)) << 16; }
@@ -76,12 +77,12 @@ inline void store_f32(unsigned char* p, float value)
     store_u32(p, word);
 }
 
-// Sizes from a file's header saturate instead of wrapping: a sum or product that does not fit in 64 bits stays UINT64_MAX,
-// which no file is as long as, so one comparison at the end is enough.
+// Sizes from a file's header saturate instead of wrapping: a sum or product that does not fit in 64 bits stays
+// UINT64_MAX, which no file is as long as, so one comparison at the end is enough.
 inline uint64_t add_sat(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
 inline uint64_t mul_sat(uint64_t a, uint64_t b) { return b && a > UINT64_MAX / b ? UINT64_MAX : a * b; }
 
-// ---- Memory ----------------------------------------------------------------------------------------------------------
+// ---- Memory ---------------------------------------------------------------------------------------------------------
 
 // Bytes at a multiple of 64, owned once. Not initialised.
 struct AlignedBytes {
@@ -95,6 +96,13 @@ struct AlignedBytes {
             data = static_cast<unsigned char*>(::operator new(static_cast<size_t>(n + (n == 0)), std::align_val_t{64},
                 std::nothrow));
         if (!data) throw Error("there is no room for " + std::to_string(n) + " bytes in memory");
+#if defined(TRANSFORMER_HAS_MMAP) && defined(MADV_HUGEPAGE)
+        // A large model is there several times sooner in large pages; it is no error where the system has none.
+        constexpr uint64_t page = 1 << 21;
+        const uint64_t before = (page - reinterpret_cast<uintptr_t>(data) % page) % page;
+        if (n >= before + page)
+            ::madvise(data + before, static_cast<size_t>((n - before) / page * page), MADV_HUGEPAGE);
+#endif
     }
     AlignedBytes(AlignedBytes&& other) noexcept : data(std::exchange(other.data, nullptr)),
         size(std::exchange(other.size, 0)) {}
@@ -107,7 +115,7 @@ struct AlignedBytes {
     ~AlignedBytes() { ::operator delete(data, std::align_val_t{64}); }
 };
 
-// ---- Paths -----------------------------------------------------------------------------------------------------------
+// ---- Paths ----------------------------------------------------------------------------------------------------------
 
 inline bool is_directory(const std::string& path)
 {
@@ -145,9 +153,10 @@ inline std::string printable(const std::string& text, size_t limit = 60)
     return out;
 }
 
-// ---- Files -----------------------------------------------------------------------------------------------------------
+// ---- Files ----------------------------------------------------------------------------------------------------------
 
-// A whole file, read only. Readers hold the shared_ptr in what they return, so that the bytes live as long as someone reads.
+// A whole file, read only. Readers hold the shared_ptr in what they return, so that the bytes live as long as someone
+// reads.
 struct MappedFile {
     const unsigned char* data = nullptr;
     uint64_t size = 0;
@@ -197,7 +206,8 @@ inline File read_file(const std::string& path)
         const uint64_t piece = size - at < (1u << 30) ? size - at : (1u << 30);
         stream.read(reinterpret_cast<char*>(file->copy.data) + at, static_cast<std::streamsize>(piece));
         if (static_cast<uint64_t>(stream.gcount()) != piece)
-            throw Error(path + ": could be read up to byte " + std::to_string(at + static_cast<uint64_t>(stream.gcount()))
+            throw Error(path + ": could be read up to byte "
+                + std::to_string(at + static_cast<uint64_t>(stream.gcount()))
                 + " of " +
                         std::to_string(size) + " only");
         at += piece;

@@ -441,6 +441,8 @@ public:
         refuse_if(u32("attention.value_length_swa", c.v_head_dim) != c.v_head_dim,
                   "attention.value_length_swa");
         c.max_seq_len = u32("context_length");
+        if (!c.max_seq_len || c.max_seq_len > most_positions)
+            refuse("context_length", "is no number of positions from 1 to 2^28");
         c.vocab_size = rows_of("token_embd.weight");
         // Some converters take feed_forward_length to be 4 dim, so the tensor counts.
         c.hidden_dim = width_of("ffn_down.weight", false);
@@ -461,7 +463,10 @@ public:
     void set_rope(Config& c, double local = 0, bool scaled = false)
     {
         c.rope_dim = u32("rope.dimension_count", c.kv_lora_rank ? c.rope_dim : c.head_dim);
-        refuse_if(c.rope_dim % 2 != 0 || c.rope_dim > c.head_dim, "rope.dimension_count");
+        if (c.rope_dim % 2 != 0 || c.rope_dim > c.head_dim)
+            throw Error(where + ": rope.dimension_count: " + std::to_string(c.rope_dim) +
+                        " values of a head of " + std::to_string(c.head_dim) +
+                        " cannot be rotated in pairs");
         refuse_if(u32("rope.dimension_count_swa", c.rope_dim) != c.rope_dim,
                   "rope.dimension_count_swa");
         RopeSettings s;
@@ -758,16 +763,18 @@ public:
             if (!has(name)) name = at + "0.attn_rel_b.weight";
             const GgufTensor* t = optional(name, {buckets, heads});
             if (!t) throw Error(where + ": the tensor " + name + " is missing");
-            const std::vector<float> rows = matrix(*t);
-            std::vector<float> values(size_t{heads} * cols);
-            for (uint32_t h = 0; h < heads; h++)
-                for (uint32_t column = 0; column < cols; column++)
-                    values[size_t{h} * cols + column] =
-                        rows[size_t{t5_bucket(int64_t{column} - longest, both, buckets, longest)} *
-                                 heads +
-                             h];
-            table(stack, i + 1, Role::relative_bias, heads, cols, std::move(values)).identity =
-                identity(name + " expanded");
+            TensorSource& bias = push(stack, i + 1, static_cast<uint8_t>(Role::relative_bias),
+                                      heads, cols);
+            bias.identity = identity(name + " expanded");
+            // Expanded when it is written: many heads in many layers would take more than the file.
+            bias.read = [t, heads, both, buckets, keep = files](uint32_t, uint32_t first,
+                                                                uint32_t n, float* out) {
+                const std::vector<float> rows = matrix(*t);
+                for (uint32_t h = first; h < first + n; h++)
+                    for (int64_t distance = -int64_t{longest}; distance <= longest; distance++)
+                        *out++ = rows[size_t{t5_bucket(distance, both, buckets, longest)} * heads +
+                                      h];
+            };
         }
     }
 
@@ -854,6 +861,7 @@ private:
     }
 
     static constexpr uint64_t longest_list = 1 << 24; // tokens, more than a checkpoint can hold
+    static constexpr uint32_t most_positions = 1u << 28; // the checkpoint's own limit
 
     // ---- Values in the file ----
 
@@ -908,7 +916,9 @@ private:
             return scalar(*parts[0]->file, v.kind, v.at) != 0 ? "true" : "false";
         std::ostringstream out;
         out.imbue(std::locale::classic());
-        out << scalar(*parts[0]->file, v.kind, v.at);
+        const double value = scalar(*parts[0]->file, v.kind, v.at);
+        if (v.kind != GgufKind::f32 && v.kind != GgufKind::f64) out.precision(20);
+        out << value;
         return out.str();
     }
 
@@ -926,7 +936,7 @@ private:
                         return static_cast<uint32_t>(t->second->sizes[0]);
         return 0;
     }
-    std::vector<float> matrix(const GgufTensor& t)
+    static std::vector<float> matrix(const GgufTensor& t)
     {
         std::vector<float> values(static_cast<size_t>(t.sizes[0] * t.sizes[1]));
         t.type->decode(t.data, values.size() / t.type->block, values.data());

@@ -1,9 +1,9 @@
 // weights/import.hpp - other people's files into the flat checkpoint that transformer.hpp reads
 //
 // A reader turns a file into a Source: the configuration, a list of tensors that can be read row by row as f32, and the
-// vocabulary. The writer turns a Source into a checkpoint, one tile of 16 rows at a time, so that a large model needs little
-// memory. Quirks die in the readers: fused or transposed matrices, other row orders, 1 + w norms, scale constants.
-// This is host code: it allocates, and reports what is wrong by throwing Error with one sentence.
+// vocabulary. The writer turns a Source into a checkpoint, some rows at a time, so that a large model needs little
+// memory. Quirks die in the readers: fused or transposed matrices, other row orders, 1 + w norms, scale
+// constants. This is host code: it allocates, and reports what is wrong by throwing Error with one sentence.
 #ifndef TRANSFORMER_WEIGHTS_IMPORT_HPP
 #define TRANSFORMER_WEIGHTS_IMPORT_HPP
 
@@ -31,7 +31,7 @@ struct TensorSource {
     uint32_t rows = 0, cols = 0, count = 1;
     DType stored = DType::f32;      // the precision of the source, kept when no type is asked for
     uint64_t identity = 0;          // tensors of the same identity (not 0) are written once: tied heads, shared layers
-    // n rows of matrix `matrix` from `first` on, as f32 (n, cols).
+    // n rows of matrix `matrix` from `first` on, as f32 (n, cols); by several threads at once, like read_tile.
     std::function<void(uint32_t matrix, uint32_t first, uint32_t n, float* out)> read;
     // Optional, for a quantised `stored`: the 16-row tile itself, so that the source's scales are kept to the bit.
     std::function<void(uint32_t matrix, uint32_t tile, unsigned char* out)> read_tile;
@@ -44,12 +44,13 @@ struct Source {
     VocabularySource vocabulary;
 };
 
-// What tensors become: keep their precision, or one type for all matrices. Norms, biases and tables are always f32; with a
-// 4-bit type the embedding and head become q8_0.
+// What tensors become: keep their precision, or one type for all matrices. Norms, biases and tables are always f32;
+// with a 4-bit type the embedding and head become q8_0.
 struct WriteOptions {
     bool convert = false;
     DType type = DType::f32;
-    std::function<void(uint64_t done, uint64_t total)> progress; // bytes
+    uint32_t threads = 0;           // 0: as many as there are processors
+    std::function<void(uint64_t done, uint64_t total)> progress; // bytes; from any of the threads, one at a time
 };
 
 // Readers. `tokenizer`: a tokenizer file, or "" to look beside the model. What a path is, is read from its bytes.

@@ -1,8 +1,8 @@
 // weights/json.hpp - reads JSON as Python writes it, out of files that are not trusted
 //
-// What the grammar of RFC 8259 allows, and NaN, Infinity and -Infinity, which Python writes too. Every byte is looked at
-// within bounds; nesting and the number of values are limited, so a small file cannot ask for much memory or stack. A key that
-// stands twice in an object is an error: the two would otherwise mean what the reader happens to prefer.
+// What the grammar of RFC 8259 allows, and NaN, Infinity and -Infinity, which Python writes too. Every byte is looked
+// at within bounds; nesting and the number of values are limited, so a small file cannot ask for much memory or stack.
+// A key that stands twice in an object is an error: the two would otherwise mean what the reader happens to prefer.
 #ifndef TRANSFORMER_WEIGHTS_JSON_HPP
 #define TRANSFORMER_WEIGHTS_JSON_HPP
 
@@ -256,7 +256,9 @@ private:
         const bool negative = take("-");
         if (take("Infinity") || (!negative && take("NaN"))) {
             const double infinity = std::numeric_limits<double>::infinity();
-            json.value = text_[at_ - 1] == 'N' ? std::numeric_limits<double>::quiet_NaN() : negative ? -infinity : infinity;
+            json.value = text_[at_ - 1] == 'N' ? std::numeric_limits<double>::quiet_NaN()
+                         : negative            ? -infinity
+                                               : infinity;
             return;
         }
         const size_t integer_at = at_, n = digits();

@@ -1,10 +1,10 @@
 // weights/llama2c.hpp - reads the model files and the tokenizer files of llama2.c
 //
-// Three versions. v0: seven int32 and float tensors, no magic number; a negative vocab_size says that the classifier has its
-// own weights. v1: a header of 256 bytes, float tensors. v2: the same header, int8 in groups with a float scale each, where a
-// group runs over the flat tensor and so may cross its rows. No version states its length, so the header is believed only if
-// the file is exactly as long as it asks for. They rotate neighbouring elements of q and k, the runtime rotates element i with
-// element i + d/2: the rows of wq and wk are put into that order here.
+// Three versions. v0: seven int32 and float tensors, no magic number; a negative vocab_size says that the classifier
+// has its own weights. v1: a header of 256 bytes, float tensors. v2: the same header, int8 in groups with a float scale
+// each, where a group runs over the flat tensor and so may cross its rows. No version states its length, so the header
+// is believed only if the file is exactly as long as it asks for. They rotate neighbouring elements of q and k, the
+// runtime rotates element i with element i + d/2: the rows of wq and wk are put into that order here.
 #ifndef TRANSFORMER_WEIGHTS_LLAMA2C_HPP
 #define TRANSFORMER_WEIGHTS_LLAMA2C_HPP
 
@@ -14,7 +14,7 @@
 
 namespace weights {
 
-// ---- Sizes -----------------------------------------------------------------------------------------------------------
+// ---- Sizes ----------------------------------------------------------------------------------------------------------
 // Pure functions of the header, saturating: see add_sat.
 
 struct Llama2cHeader {
@@ -51,7 +51,8 @@ inline Llama2cShape llama2c_shape(const Llama2cHeader& h, Llama2cTensor t)
 }
 inline bool llama2c_quantised(const Llama2cHeader& h, Llama2cTensor t)
 {
-    return h.version == 2 && t != Llama2cTensor::attn_norm && t != Llama2cTensor::ffn_norm && t != Llama2cTensor::final_norm;
+    return h.version == 2 && t != Llama2cTensor::attn_norm && t != Llama2cTensor::ffn_norm
+        && t != Llama2cTensor::final_norm;
 }
 // Values before layer `layer` of a tensor.
 inline uint64_t llama2c_elements(const Llama2cHeader& h, Llama2cTensor t, uint64_t layer)
@@ -82,7 +83,7 @@ inline uint64_t llama2c_offset(const Llama2cHeader& h, Llama2cTensor tensor, uin
 }
 inline uint64_t llama2c_size(const Llama2cHeader& h) { return llama2c_offset(h, Llama2cTensor::end); }
 
-// ---- Other files -----------------------------------------------------------------------------------------------------
+// ---- Other files ----------------------------------------------------------------------------------------------------
 
 // What the first bytes of a file say it is, "" if they say nothing. None of them is the beginning of a llama2.c file.
 inline std::string foreign_file(const MappedFile& file)
@@ -101,7 +102,8 @@ inline std::string foreign_file(const MappedFile& file)
     if (begins("MZ", 2)) return "a program (Windows)";
     if (begins("PK\x03\x04", 4) || begins("PK\x05\x06", 4)) {
         for (uint64_t i = 30; i < 200 && i + 8 < n; i++)       // the first member's name follows its 30-byte header
-            if (begins("data.pkl", 8, i)) return "a PyTorch checkpoint (zip); save it as safetensors and give the folder";
+            if (begins("data.pkl", 8, i))
+                return "a PyTorch checkpoint (zip); save it as safetensors and give the folder";
         return "a zip archive";
     }
     if (n > 2 && p[0] == 0x80 && p[1] >= 2 && p[1] <= 5 && (p[2] == 0x8a || p[2] == 0x95 || p[2] == '}' || p[2] == 'c'
@@ -142,7 +144,7 @@ inline std::string foreign_file(const MappedFile& file)
     return "text";
 }
 
-// ---- The tokenizer ---------------------------------------------------------------------------------------------------
+// ---- The tokenizer --------------------------------------------------------------------------------------------------
 // int32 max_token_length, then for each id: float score, int32 length, the bytes. Their number is written nowhere.
 
 // How many tokens a tokenizer.bin holds; 0 if the bytes are not exactly such a file.
@@ -175,7 +177,8 @@ inline VocabularySource read_llama2c_tokenizer(const MappedFile& file, const std
     using transformer::TokenType;
     const std::string foreign = foreign_file(file);
     if (!foreign.empty()) throw Error(path + ": a llama2.c tokenizer is needed here, this is " + foreign);
-    if (file.size < 4) throw Error(path + ": " + std::to_string(file.size) + " bytes are too few for a llama2.c tokenizer");
+    if (file.size < 4)
+        throw Error(path + ": " + std::to_string(file.size) + " bytes are too few for a llama2.c tokenizer");
     // llama2.c sizes a buffer by it; here nothing depends on it, so a value that is too small does no harm.
     const int32_t max_token_length = load_i32(file.data);
     if (max_token_length < 0)
@@ -232,7 +235,7 @@ inline VocabularySource read_llama2c_tokenizer(const MappedFile& file, const std
     return v;
 }
 
-// ---- The model -------------------------------------------------------------------------------------------------------
+// ---- The model ------------------------------------------------------------------------------------------------------
 
 inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::string& path)
 {
@@ -257,7 +260,8 @@ inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::stri
         h.version = static_cast<uint32_t>(version);
         p += 8;
         if (p[28] > 1)
-            throw Error(path + ": llama2.c header: shared_classifier is " + std::to_string(p[28]) + ", it can be 0 or 1");
+            throw Error(path + ": llama2.c header: shared_classifier is " + std::to_string(p[28])
+                + ", it can be 0 or 1");
         h.tied = p[28] == 1;
         group_at = 8 + 29;          // behind a single byte, so it is not aligned
     }
@@ -266,7 +270,8 @@ inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::stri
         : path + ": llama2.c header: ";
     const auto field = [&](const char* name, int64_t value, int64_t most) {
         if (value < 1 || value > most)
-            throw Error(what + name + " is " + std::to_string(value) + ", it must be from 1 to " + std::to_string(most));
+            throw Error(what + name + " is " + std::to_string(value) + ", it must be from 1 to "
+                + std::to_string(most));
         return static_cast<uint32_t>(value);
     };
     // Generous limits, inside those of the runtime. What really guards is the file's exact length.
@@ -295,13 +300,12 @@ inline Llama2cHeader read_llama2c_header(const MappedFile& file, const std::stri
     if (file.size != expected) {
         Llama2cHeader other = h;
         other.tied = !h.tied;
-        throw Error(path + ": its llama2.c header (v" + std::to_string(h.version) + ") asks for " + std::to_string(expected) +
-                    " bytes, the file has " + std::to_string(file.size) +
-                    (llama2c_size(other) == file.size ? h.tied
-                        ? ": it has a classifier of its own, the header says that it has none"
-                                                               : ": it has no classifier of its own, the header says that it has one"
-                     : file.size < expected ? ": cut short, or no llama2.c file"
-                                            : ": not the file that its header speaks of"));
+        const char* const why = llama2c_size(other) == file.size
+            ? h.tied ? "it has a classifier of its own, the header says that it has none"
+                     : "it has no classifier of its own, the header says that it has one"
+            : file.size < expected ? "cut short, or no llama2.c file" : "not the file that its header speaks of";
+        throw Error(path + ": its llama2.c header (v" + std::to_string(h.version) + ") asks for " +
+                    std::to_string(expected) + " bytes, the file has " + std::to_string(file.size) + ": " + why);
     }
     return h;
 }
@@ -349,7 +353,8 @@ inline Source read_llama2c(const std::string& path, const std::string& tokenizer
             for (uint64_t i = first; i < uint64_t{first} + n; i++, out += s.cols) {
                 // (x[2j], x[2j+1]) become (x[j], x[j + d/2]).
                 const uint64_t in_head = pairs ? i % (2 * pairs) : 0;
-                const uint64_t row = pairs ? i - in_head + (in_head < pairs ? 2 * in_head : 2 * (in_head - pairs) + 1) : i;
+                const uint64_t turned = in_head < pairs ? 2 * in_head : 2 * (in_head - pairs) + 1;
+                const uint64_t row = pairs ? i - in_head + turned : i;
                 uint64_t at = row * s.cols;
                 if (!quantised) {
                     for (uint64_t j = 0; j < s.cols; j++) out[j] = load_f32(data + 4 * (at + j));

@@ -1,8 +1,8 @@
-// weights/safetensors.hpp - the tensors of a model.safetensors, or of the shards that a model.safetensors.index.json names
+// weights/safetensors.hpp - the tensors of a model.safetensors, or of the shards that an index names
 //
-// The file: 8 bytes little-endian n, n bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...}, then the
-// data that the offsets count from. Everything is checked in 64 bits when a folder is opened: nothing outside the file, no two
-// tensors over each other, no bytes that belong to none, as many bytes as shape and type ask for.
+// The file: 8 bytes little-endian n, n bytes of JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...},
+// then the data that the offsets count from. Everything is checked in 64 bits when a folder is opened: nothing outside
+// the file, no two tensors over each other, no bytes that belong to none, as many bytes as shape and type ask for.
 #ifndef TRANSFORMER_WEIGHTS_SAFETENSORS_HPP
 #define TRANSFORMER_WEIGHTS_SAFETENSORS_HPP
 
@@ -108,12 +108,14 @@ private:
             if (m.value.kind != Json::text || name.empty() || name.find_first_of("/\\") != std::string::npos)
                 throw Error(path + ": the tensor " + printable(m.key) + " names no file of this folder");
             if (!shards.insert(name).second) continue;
-            if (!is_file(join(folder, name))) throw Error(path + ": the shard " + printable(name) + " is not in the folder");
+            if (!is_file(join(folder, name)))
+                throw Error(path + ": the shard " + printable(name) + " is not in the folder");
             add_file(join(folder, name));
         }
         for (const Json::Member& m : map->members)
             if (!find(m.key))
-                throw Error(path + ": the tensor " + printable(m.key) + " is not in its shard " + printable(m.value.string));
+                throw Error(path + ": the tensor " + printable(m.key) + " is not in its shard "
+                    + printable(m.value.string));
     }
 
     void add_file(const std::string& path)
@@ -140,7 +142,8 @@ private:
         for (const Json::Member& m : json.members) {
             if (m.key == "__metadata__") continue;
             const std::string where = path + ": the tensor " + printable(m.key, 200);
-            const Json *type = m.value.find("dtype"), *shape = m.value.find("shape"), *offsets = m.value.find("data_offsets");
+            const Json *type = m.value.find("dtype"), *shape = m.value.find("shape"),
+                *offsets = m.value.find("data_offsets");
             if (!type || type->kind != Json::text || !shape || shape->kind != Json::list || !offsets
                 || offsets->items.size() != 2)
                 throw Error(where + " has no dtype, shape and data_offsets");
@@ -166,13 +169,15 @@ private:
                 if (name.size() >= std::strlen(old) && name.compare(name.size() - std::strlen(old), std::string::npos,
                     old) == 0)
                     name.replace(name.size() - std::strlen(old), std::string::npos, now);
-            if (!tensors_.emplace(std::move(name), std::move(t)).second) throw Error(where + " stands twice in the model");
+            if (!tensors_.emplace(std::move(name), std::move(t)).second)
+                throw Error(where + " stands twice in the model");
         }
         std::sort(spans.begin(), spans.end(), [](const Span& a,
             const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
         uint64_t at = 0;
         for (const Span& s : spans) {
-            if (s.begin < at) throw Error(path + ": the tensor " + printable(*s.name, 200) + " overlaps the one before it");
+            if (s.begin < at)
+                throw Error(path + ": the tensor " + printable(*s.name, 200) + " overlaps the one before it");
             if (s.begin > at) throw Error(path + ": no tensor owns the bytes before " + printable(*s.name, 200));
             at = s.end;
         }
@@ -194,10 +199,12 @@ private:
             Type type;
         };
         static const Known known[] = {
-            {"F32", 32, Type::f32},      {"F16", 16, Type::f16},      {"BF16", 16, Type::bf16},    {"F64", 64, Type::f64},
-            {"I64", 64, Type::other},    {"I32", 32, Type::other},    {"I16", 16, Type::other},    {"I8", 8, Type::other},
-            {"U64", 64, Type::other},    {"U32", 32, Type::other},    {"U16", 16, Type::other},    {"U8", 8, Type::other},
-            {"F8_E4M3", 8, Type::other}, {"F8_E5M2", 8, Type::other}, {"F8_E8M0", 8, Type::other}, {"BOOL", 8, Type::other},
+            {"F32", 32, Type::f32},      {"F16", 16, Type::f16},      {"BF16", 16, Type::bf16},
+            {"F64", 64, Type::f64},      {"I64", 64, Type::other},    {"I32", 32, Type::other},
+            {"I16", 16, Type::other},    {"I8", 8, Type::other},      {"U64", 64, Type::other},
+            {"U32", 32, Type::other},    {"U16", 16, Type::other},    {"U8", 8, Type::other},
+            {"F8_E4M3", 8, Type::other}, {"F8_E5M2", 8, Type::other}, {"F8_E8M0", 8, Type::other},
+            {"BOOL", 8, Type::other},
         };
         for (const Known& k : known)
             if (t.type_name == k.name) {

@@ -111,8 +111,9 @@ inline NormalSteps::Map charsmap(const std::string& bytes, const std::string& wh
             throw Error(where + ": the precompiled rules of normalisation are no trie");
         const uint32_t base = node ^ offset(unit(node));
         if (unit(node) >> 8 & 1 && base < n && !key.empty()) {
+            // No longer than a rule can be: a hostile file has thousands that share one long text.
             const uint32_t at = unit(base) & 0x7fffffff;
-            if (at < strings.size()) out[key] = strings.c_str() + at;
+            if (at < strings.size()) out[key] = strings.substr(at, 256).c_str();
         }
         for (uint32_t c = 1; c < 256; c++) {
             const uint32_t next = base ^ c;
@@ -122,6 +123,14 @@ inline NormalSteps::Map charsmap(const std::string& bytes, const std::string& wh
     };
     if (n) walk(walk, 0, "");
     return out;
+}
+
+// SentencePiece has an id for every character; a vocabulary that has none would lose text in silence.
+inline void require_all_text(const VocabularySource& v, const std::string& where)
+{
+    if (v.unknown < 0 && !(v.flags & transformer::vocabulary_byte_fallback))
+        throw Error(where + ": its vocabulary has neither an unknown token nor tokens for bytes, "
+                            "so characters without a token would be lost");
 }
 
 // Pieces that were in the same place of the text before blanks became U+2581: '\u2581' in a pattern
@@ -899,6 +908,7 @@ inline VocabularySource read_sentencepiece(const MappedFile& file, const std::st
             v.added.push_back(a);
         v.tokens.push_back(std::move(text));
     }
+    require_all_text(v, path);
     NormalSteps steps;
     steps.map(rules.empty() ? NormalSteps::Map() : charsmap(rules, path), 1 | 2);
     steps.spaces((prefix ? 1u : 0u) | (collapse ? 2u : 0u) | (suffix ? 4u : 0u));
@@ -1235,8 +1245,8 @@ inline void read_beside(VocabularySource& v, const std::string& folder, bool own
             if (token_name(one.find("name")) == "default" || v.chat_template.empty())
                 v.chat_template = token_name(one.find("template"));
     }
-    const std::string own = join(folder, "chat_template.jinja");
-    if (v.chat_template.empty() && is_file(own)) v.chat_template = read_text(own, 1 << 20);
+    const std::string own = join(folder, "chat_template.jinja"); // counts more, as in transformers
+    if (is_file(own)) v.chat_template = read_text(own, 1 << 20);
 }
 
 // The tokenizer in a folder, if there is one.
@@ -1485,6 +1495,9 @@ inline VocabularySource vocabulary_from_parts(VocabularyParts parts)
                   1 | 2);
         steps.spaces((prefix ? 1u : 0u) | (collapse ? 2u : 0u));
         v.unknown = id(parts.unknown);
+        for (size_t i = 0; i < n && v.unknown < 0; i++)
+            if (v.types[i] == TokenType::unknown) v.unknown = static_cast<int32_t>(i);
+        require_all_text(v, where);
     } else if (parts.model == "gpt2") {
         v.kind = transformer::VocabularyKind::byte_bpe;
         std::unordered_map<std::string, uint32_t> ids;
