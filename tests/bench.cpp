@@ -40,8 +40,9 @@ void bench_product(Isa isa, const char* name, DType type, uint32_t n)
     std::vector<float> x(uint64_t{n} * cols), y(uint64_t{n} * rows);
     for (float& v : x) v = static_cast<float>(random_word(state) >> 8) / 8388608.0f - 1.0f;
     std::vector<Group> groups(uint64_t{n} * cols / 32);
-    for (uint32_t t = 0; t < n; t++) room->quantise(&x[uint64_t{t} * cols], cols, &groups[uint64_t{t} * cols / 32]);
-    const ProductJob job = {weights.data(), nullptr, rows, cols, 0, rows / 16, x.data(), groups.data(), n, y.data()};
+    std::vector<Residual> rest(uint64_t{n} * (most_residuals(cols / 32) + 1));
+    quantise_rows(*room, {x.data(), n, cols}, 0, (n + panel_rows - 1) / panel_rows, groups.data(), rest.data());
+    const ProductJob job = {weights.data(), nullptr, rows, cols, 0, rows / 16, x.data(), groups.data(), rest.data(), n, y.data()};
     const double s = median_seconds([&] { room->product[static_cast<uint32_t>(type)](job); });
     std::printf("%-8s %-5s %4u rows  %7.1f GB/s of weights  %7.1f G multiply-adds/s\n", room->name, name, n,
                 static_cast<double>(matrix_bytes(type, rows, cols)) / s / 1e9, static_cast<double>(rows) * cols * n / s / 1e9);

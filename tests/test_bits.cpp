@@ -229,6 +229,41 @@ TEST_CASE("any number of threads gives the same bits, for the prompt and for one
     }
 }
 
+TEST_CASE("one token over thousands of keys is cut into blocks for the slices, with the same bits")
+{
+    for (const bool sinks_and_window : {false, true}) {
+        Config c = small_config(64, 64, 2, 4, 1, 64, 100);
+        Slots slots;
+        slots.sinks = sinks_and_window;
+        if (sinks_and_window) {
+            c.window = 700;
+            slots.layer_flags = {layer_local, 0};
+        }
+        const Opened opened(make_model(c, slots, 29), DType::q8_0);
+        const auto ids = random_tokens(4400, 100);
+        Options o = plain_options(4400);
+        o.batch = 256;
+        const auto decode = [&](const Options& options) {
+            Started s(opened.model, options);
+            std::vector<float> rows;
+            REQUIRE_OK(forward(s.session, tokens_of(ids, 0, 4390), nullptr));
+            for (size_t i = 4390; i < 4400; i++) {
+                REQUIRE_OK(forward(s.session, tokens_of(ids, i, 1), nullptr));
+                const std::vector<float> row = last_row(s.session);
+                rows.insert(rows.end(), row.begin(), row.end());
+            }
+            return rows;
+        };
+        const std::vector<float> want = decode(o);
+        o.parallel_for = backwards;
+        for (const uint32_t slices : {2u, 3u, 8u, 64u}) {
+            o.slices = slices;
+            INFO(slices << " slices");
+            CHECK(same_bits(decode(o), want));
+        }
+    }
+}
+
 TEST_CASE("what the session's memory held before does not matter")
 {
     for (uint64_t seed = 3000; seed < 3060; seed++) {

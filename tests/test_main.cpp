@@ -477,9 +477,27 @@ struct Matrix {                                                // rows x cols of
     Unaligned bytes, bias;
 };
 
+// Rows rounded to 8 bits, by token: the groups of each, and what was rounded a second time.
+struct Rounded {
+    std::vector<tr::Group> groups;
+    std::vector<tr::Residual> rest;
+};
+
 std::vector<float> product(const tr::Kernels& room, DType type, Matrix& w, bool bias, uint32_t rows, uint32_t cols,
-                           const float* x, const tr::Group* q, uint32_t n, uint32_t cut)
+                           const float* x, const Rounded& a, uint32_t n, uint32_t cut)
 {
+    const uint32_t groups = (cols + 31) / 32;
+    std::vector<tr::Group> q;                                  // panels of 8 tokens, as the header lays them out
+    std::vector<tr::Residual> rest(size_t{n} * (groups / 3 + 1));
+    for (uint32_t first = 0; first < n; first += 8) {
+        const uint32_t end = std::min(first + 8, n);
+        for (uint32_t g = 0; g < groups; g++)
+            for (uint32_t t = first; t < end; t++) q.push_back(a.groups[size_t{t} * groups + g]);
+        size_t at = size_t{first} * (groups / 3 + 1);
+        for (const tr::Residual& r : a.rest)
+            if (r.token >= first && r.token < end) rest[at++] = r;
+        rest[at].group = UINT32_MAX;
+    }
     std::vector<float> y(size_t{n} * rows, 777.0f);
     tr::ProductJob job;
     job.w = w.bytes.data;
@@ -487,7 +505,8 @@ std::vector<float> product(const tr::Kernels& room, DType type, Matrix& w, bool 
     job.rows = rows;
     job.cols = cols;
     job.x = x;
-    job.q = q;
+    job.q = q.data();
+    job.rest = rest.data();
     job.n = n;
     job.y = y.data();
     const uint32_t tiles = (rows + 15) / 16;
@@ -501,7 +520,7 @@ std::vector<float> product(const tr::Kernels& room, DType type, Matrix& w, bool 
 
 // The documented product, by its definition.
 std::vector<float> exact_product(DType type, Matrix& w, bool bias, uint32_t rows, uint32_t cols, const float* x,
-                                 const tr::Group* q, uint32_t n)
+                                 const Rounded& rounded, uint32_t n)
 {
     std::vector<float> y(size_t{n} * rows);
     const uint32_t groups = (cols + 31) / 32, unit = tr::unit_bytes(type), quants = type == DType::q8_0 ? 512 : 256;
@@ -520,9 +539,13 @@ std::vector<float> exact_product(DType type, Matrix& w, bool bias, uint32_t rows
                     lanes[c % 16] = std::fma(v, c < cols ? x[size_t{t} * cols + c] : 0.0f, lanes[c % 16]);
                 }
                 acc = sum_of_16(lanes);
-            } else
-                for (uint32_t g = 0; g < groups; g++) {
-                    const tr::Group& a = q[size_t{t} * groups + g];
+            } else {
+                std::vector<std::pair<uint32_t, const tr::Group*>> list;
+                for (uint32_t g = 0; g < groups; g++) list.push_back({g, &rounded.groups[size_t{t} * groups + g]});
+                for (const tr::Residual& r : rounded.rest)
+                    if (r.token == t) list.push_back({r.group, &r.rest});
+                for (const auto& [g, group] : list) {
+                    const tr::Group& a = *group;
                     const unsigned char* const u = w.bytes.data + (size_t{row} / 16 * groups + g) * unit;
                     int32_t dot = 0, sum = 0;
                     for (uint32_t k = 0; k < 32; k++) {
@@ -542,6 +565,7 @@ std::vector<float> exact_product(DType type, Matrix& w, bool bias, uint32_t rows
                     const float minimum = tr::f16_to_f32(weights::load_u16(u + quants + 32 + 2 * (row % 16)));
                     acc = plus(acc, times(static_cast<float>(sum), times(minimum, a.scale)));
                 }
+            }
             y[size_t{t} * rows + row] = bias ? plus(acc, weights::load_f32(w.bias.data + 4 * size_t{row})) : acc;
         }
     return y;
@@ -568,6 +592,34 @@ void exact_quantise(const float* x, uint32_t n, tr::Group* out)
     }
 }
 
+// Groups over three times as coarse as the row's mean are rounded a second time, at most a third of them.
+Rounded exact_rounding(const float* x, uint32_t rows, uint32_t n)
+{
+    const uint32_t groups = (n + 31) / 32;
+    Rounded out;
+    out.groups.resize(size_t{rows} * groups);
+    for (uint32_t t = 0; t < rows; t++, x += n) {
+        tr::Group* const row = &out.groups[size_t{t} * groups];
+        exact_quantise(x, n, row);
+        float total = 0;
+        for (uint32_t g = 0; g < groups; g++) total = plus(total, row[g].scale);
+        uint32_t more = 0;
+        for (uint32_t g = 0; g < groups; g++) {
+            if (!(row[g].scale > times(3, total) / static_cast<float>(groups)) || more == groups / 3) continue;
+            float left[32] = {};
+            for (uint32_t k = 0; k < 32 && g * 32 + k < n; k++)
+                left[k] = plus(x[g * 32 + k], -times(row[g].scale, static_cast<float>(row[g].q[k])));
+            tr::Residual r;
+            exact_quantise(left, 32, &r.rest);
+            r.group = g;
+            r.token = t;
+            out.rest.push_back(r);
+            more++;
+        }
+    }
+    return out;
+}
+
 bool same_groups(const std::vector<tr::Group>& a, const std::vector<tr::Group>& b)
 {
     for (size_t i = 0; i < a.size(); i++)
@@ -580,45 +632,87 @@ bool same_groups(const std::vector<tr::Group>& a, const std::vector<tr::Group>& 
 TEST_CASE("activations are rounded to 8 bits as the documentation says, in every room")
 {
     Random r{31};
-    for (const uint32_t n : {1u, 5u, 31u, 32u, 33u, 47u, 48u, 64u, 100u, 256u})
+    size_t twice = 0;
+    for (const uint32_t n : {1u, 5u, 31u, 32u, 33u, 47u, 48u, 64u, 100u, 256u, 1000u})
         for (const uint32_t mood : moods)
             for (uint32_t round = 0; round < 8; round++) {
                 Unaligned x(n);
                 fill(r, x.floats(), n, mood);
+                for (uint32_t i = round; i < 5; i++) x.floats()[r.below(n)] *= 40;
                 if (round == 7) x.floats()[r.below(n)] = HUGE_VALF;
-                std::vector<tr::Group> want((n + 31) / 32), got(want);
-                exact_quantise(x.floats(), n, want.data());
+                const Rounded want = exact_rounding(x.floats(), 1, n);
+                twice += want.rest.size();
                 for (const tr::Isa isa : test::rooms()) {
-                    for (tr::Group& g : got) std::memset(static_cast<void*>(&g), 0xee, sizeof g);
-                    tr::room_of(isa)->quantise(x.floats(), n, got.data());
-                    CHECK(same_groups(got, want));
+                    std::vector<tr::Group> strided(want.groups.size() * 3), got(want.groups.size()), rest;
+                    std::vector<tr::Residual> list(want.groups.size() / 3 + 1);
+                    const tr::Residual* const end =
+                        tr::room_of(isa)->quantise(x.floats(), n, 0, 3, strided.data(), list.data());
+                    for (size_t g = 0; g < got.size(); g++) got[g] = strided[3 * g];
+                    CHECK(same_groups(got, want.groups));
+                    REQUIRE(end == list.data() + want.rest.size());
+                    for (size_t i = 0; i < want.rest.size(); i++) {
+                        CHECK(list[i].group == want.rest[i].group);
+                        CHECK(list[i].token == 0);
+                        CHECK(same_groups({list[i].rest}, {want.rest[i].rest}));
+                    }
                 }
             }
+    CHECK(twice > 20);
+}
+
+TEST_CASE("rows turn into panels of eight tokens, each with its list of residuals, in every room")
+{
+    Random r{36};
+    for (const uint32_t rows : {1u, 7u, 8u, 9u, 17u}) {
+        const uint32_t cols = 300, groups = 10;
+        std::vector<float> x(size_t{rows} * cols);
+        for (float& v : x) v = r.number() * (r.below(100) ? 1.0f : 90.0f);
+        const Rounded want = exact_rounding(x.data(), rows, cols);
+        for (const tr::Isa isa : test::rooms()) {
+            std::vector<tr::Group> q(size_t{rows} * groups);
+            std::vector<tr::Residual> rest(size_t{rows} * (groups / 3 + 1));
+            tr::quantise_rows(*tr::room_of(isa), {x.data(), rows, cols}, 0, (rows + 7) / 8, q.data(), rest.data());
+            size_t next = 0;
+            for (uint32_t t = 0; t < rows; t++) {
+                const uint32_t first = t / 8 * 8, width = std::min(8u, rows - first);
+                for (uint32_t g = 0; g < groups; g++)
+                    CHECK(same_groups({q[size_t{first} * groups + size_t{g} * width + t - first]},
+                                      {want.groups[size_t{t} * groups + g]}));
+                if (t != first) continue;
+                const tr::Residual* list = &rest[size_t{first} * (groups / 3 + 1)];
+                for (; list->group != UINT32_MAX; list++, next++) {
+                    REQUIRE(next < want.rest.size());
+                    CHECK(list->group == want.rest[next].group);
+                    CHECK(list->token == want.rest[next].token);
+                }
+            }
+            CHECK(next == want.rest.size());
+        }
+    }
 }
 
 TEST_CASE("products of every format are the documented ones to the bit, in every room")
 {
     Random r{32};
     const uint32_t shapes[][2] = {{1, 1},   {3, 20},   {16, 32}, {17, 33}, {33, 47},
-                                  {40, 64}, {64, 100}, {5, 256}, {50, 15}};
+                                  {40, 64}, {64, 100}, {5, 256}, {50, 15}, {33, 400}};
     for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_0, DType::q4_1})
         for (const auto& shape : shapes)
             for (const uint32_t mood : moods) {
-                const uint32_t rows = shape[0], cols = shape[1], groups = (cols + 31) / 32, most = 9;
+                const uint32_t rows = shape[0], cols = shape[1], most = 17;
                 Matrix w(r, type, rows, cols, mood);
                 Unaligned x(size_t{most} * cols);
                 fill(r, x.floats(), size_t{most} * cols, mood);
-                std::vector<tr::Group> q(size_t{most} * groups);
-                for (uint32_t t = 0; t < most; t++)
-                    exact_quantise(x.floats() + size_t{t} * cols, cols, &q[size_t{t} * groups]);
+                for (uint32_t i = 0; cols > 100 && i < most; i++) x.floats()[r.below(most * cols)] *= 40;
+                const Rounded q = exact_rounding(x.floats(), most, cols);
                 for (const bool bias : {false, true})
-                    for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 9u}) {
+                    for (const uint32_t n : {1u, 2u, 3u, 5u, 9u, 17u}) {
                         const std::vector<float> want =
-                            exact_product(type, w, bias, rows, cols, x.floats(), q.data(), n);
+                            exact_product(type, w, bias, rows, cols, x.floats(), q, n);
                         for (const tr::Isa isa : test::rooms())
                             for (const uint32_t cut : {1u, 3u}) {
                                 const std::vector<float> got =
-                                    product(*tr::room_of(isa), type, w, bias, rows, cols, x.floats(), q.data(), n, cut);
+                                    product(*tr::room_of(isa), type, w, bias, rows, cols, x.floats(), q, n, cut);
                                 if (test::differences(got.data(), want.data(), want.size()) == 0) continue;
                                 FAIL_CHECK("type ", static_cast<int>(type), ", ", rows, " x ", cols, ", n ", n,
                                            ", room ", std::string(tr::room_of(isa)->name), ", mood ", mood);
@@ -642,7 +736,10 @@ TEST_CASE("an 8-bit weight of -128, which no writer makes, is multiplied as -128
     job.rows = 16;
     job.cols = 32;
     job.last = 1;
+    tr::Residual none;
+    none.group = UINT32_MAX;
     job.q = &q;
+    job.rest = &none;
     job.n = 1;
     job.y = y;
     for (const tr::Isa isa : test::rooms()) {
