@@ -5002,14 +5002,17 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 
 // >> 24 Threads -------------------------------------------------------------------------------------------------------
-// A small pool on the standard library for Options::parallel_for. Workers spin briefly for the next piece of work, then
-// sleep; the caller takes part. Nothing here changes a bit of the results.
+// A small pool on the standard library for Options::parallel_for. Who waits spins for some microseconds, then offers the
+// processor to others, then sleeps: one that only spins is lost to the very thread that it waits for. Nothing here changes a bit of the results.
 #if !defined(TRANSFORMER_ROOM_PASS) && defined(TRANSFORMER_THREADS) && !defined(TRANSFORMER_THREADS_DEFINED)
 #define TRANSFORMER_THREADS_DEFINED
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #if defined(__linux__)
 #include <sched.h>
@@ -5017,13 +5020,77 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 namespace TRANSFORMER_NAMESPACE {
 
-// Threads worth starting: the processors given to this process.
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+inline void spin_briefly() { __builtin_ia32_pause(); }
+#elif defined(__GNUC__) && defined(__aarch64__)
+inline void spin_briefly() { __asm__ volatile("yield"); }
+#else
+inline void spin_briefly() {}
+#endif
+
+#if defined(__linux__)
+// Up to two numbers that a file of the kernel begins with; 0 for what is not one ("max").
+inline void read_numbers(const std::string& path, double* a, double* b)
+{
+    *a = *b = 0;
+    std::FILE* const f = std::fopen(path.c_str(), "r");
+    if (!f) return;
+    if (std::fscanf(f, "%lf %lf", a, b) < 1) *a = 0;
+    std::fclose(f);
+}
+// The processors that a control group grants: the smallest quota / period on the way up to the root, rounded up. Version 2
+// has both in cpu.max, version 1 in a file each.
+inline uint32_t granted_processors(uint32_t n)
+{
+    std::FILE* const groups = std::fopen("/proc/self/cgroup", "r");
+    char line[1024];
+    while (groups && std::fgets(line, sizeof line, groups)) {  // id:controllers:path
+        std::string path = line, root = "/sys/fs/cgroup";
+        const size_t first = path.find(':'), second = path.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = "," + path.substr(first + 1, second - first - 1) + ",";
+        if (controllers.find(",cpu,") != std::string::npos) root += "/cpu";
+        else if (controllers != ",,") continue;
+        path = path.substr(second + 1, path.find('\n') - second - 1);
+        for (bool more = true; more; path.resize(more ? path.rfind('/') : 0)) {
+            double quota, period, nothing;
+            read_numbers(root + path + "/cpu.max", &quota, &period);
+            if (period <= 0) {
+                read_numbers(root + path + "/cpu.cfs_quota_us", &quota, &nothing);
+                read_numbers(root + path + "/cpu.cfs_period_us", &period, &nothing);
+            }
+            if (quota > 0 && period > 0 && quota < period * n) n = static_cast<uint32_t>((quota + period - 1) / period);
+            more = path.rfind('/') != std::string::npos;
+        }
+    }
+    if (groups) std::fclose(groups);
+    return n;
+}
+// A processor that shares its core with a lower one of this process adds little.
+inline bool is_second_thread(uint32_t cpu, const cpu_set_t& set)
+{
+    char path[96];
+    unsigned first = cpu;
+    std::snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%u/topology/thread_siblings_list", cpu);
+    if (std::FILE* f = std::fopen(path, "r")) {
+        if (std::fscanf(f, "%u", &first) != 1) first = cpu;
+        std::fclose(f);
+    }
+    return first < cpu && CPU_ISSET(first, &set);
+}
+#endif
+
+// Threads worth starting: the cores given to this process, by its affinity and its control group.
 inline uint32_t default_threads()
 {
     uint32_t n = std::thread::hardware_concurrency();
 #if defined(__linux__)
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) n = static_cast<uint32_t>(CPU_COUNT(&set));
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        n = 0;
+        for (uint32_t cpu = 0; cpu < CPU_SETSIZE; cpu++) n += CPU_ISSET(cpu, &set) && !is_second_thread(cpu, set);
+    }
+    if (n) n = granted_processors(n);
 #endif
     return n ? n : 1;
 }
@@ -5057,8 +5124,7 @@ public:
         p.done_.store(0, std::memory_order_relaxed);
         p.publish(round);
         p.take(round);
-        for (uint32_t spins = 0; p.done_.load(std::memory_order_acquire) < n;)
-            if (++spins > 1000) std::this_thread::yield();
+        p.wait(p.finished_, p.waiting_, [&] { return p.done_.load() >= n; });
     }
 
 private:
@@ -5067,9 +5133,26 @@ private:
     void publish(uint64_t round)
     {
         ticket_.store(round << 32);
-        if (!sleepers_) return;
-        { std::lock_guard<std::mutex> lock(mutex_); }          // a worker that counted itself is waiting by now
-        wake_.notify_all();
+        wake(news_, sleepers_);
+    }
+    // A sleeper counts itself before it looks for the last time, so that a change is seen by it or it by who makes the change.
+    void wake(std::condition_variable& to, const std::atomic<uint32_t>& sleepers)
+    {
+        if (!sleepers.load()) return;
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        to.notify_all();
+    }
+    template <class Ready> void wait(std::condition_variable& on, std::atomic<uint32_t>& sleepers, Ready ready)
+    {
+        for (uint32_t spins = 0; spins < 500; spins++) {
+            if (ready()) return;
+            if (spins < 200) spin_briefly();
+            else std::this_thread::yield();
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers++;
+        on.wait(lock, ready);
+        sleepers--;
     }
     // Slices of one round, as long as there are any. The ticket is {round, next slice}: it cannot be taken in a later round.
     void take(uint64_t round)
@@ -5078,9 +5161,10 @@ private:
             t >> 32 == (round & UINT32_MAX) && (t & UINT32_MAX) < n_.load(std::memory_order_relaxed);) {
             const Task task = task_.load(std::memory_order_relaxed);
             void* const data = data_.load(std::memory_order_relaxed);
+            const uint32_t n = n_.load(std::memory_order_relaxed);
             if (!ticket_.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
             task(data, static_cast<uint32_t>(t));
-            done_.fetch_add(1, std::memory_order_release);
+            if (done_.fetch_add(1) + 1 == n) wake(finished_, waiting_);
             t = ticket_.load(std::memory_order_acquire);
         }
     }
@@ -5092,17 +5176,7 @@ private:
     void work()
     {
         for (uint64_t seen = 0; !stop_; seen = ticket_.load() >> 32) {
-            for (uint32_t spins = 0; !news(seen); spins++) {
-                if (spins < 4000) continue;
-                if (spins < 4100) {
-                    std::this_thread::yield();
-                    continue;
-                }
-                std::unique_lock<std::mutex> lock(mutex_);
-                sleepers_++;
-                wake_.wait(lock, [&] { return news(seen); });
-                sleepers_--;
-            }
+            wait(news_, sleepers_, [&] { return news(seen); });
             take(ticket_.load() >> 32);
         }
     }
@@ -5110,10 +5184,10 @@ private:
     std::atomic<Task> task_{nullptr};
     std::atomic<void*> data_{nullptr};
     std::atomic<uint64_t> ticket_{0};
-    std::atomic<uint32_t> n_{0}, done_{0}, sleepers_{0};
+    std::atomic<uint32_t> n_{0}, done_{0}, sleepers_{0}, waiting_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable news_, finished_;
     uint32_t n_workers_;
     std::unique_ptr<std::thread[]> workers_;
 };
