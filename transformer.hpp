@@ -413,7 +413,7 @@ struct Options {
     uint32_t capacity = 256;        // positions of the decoder's cache, or the longest text of a lone encoder
     uint32_t source_capacity = 0;   // rows of encoder output (encoder-decoders); 0: as capacity
     uint32_t batch = 64;            // tokens of one pass over the weights: more need more scratch and run faster
-    DType cache = DType::f16;       // f16 or f32
+    DType cache = DType::f16;       // f16, f32 or q8_0
     bool all_logits = false;        // keep a row of logits for every token; a forward then takes at most `batch` tokens
     Isa isa = Isa::best;
     uint32_t slices = 1;            // parts that work is cut into, one for each thread; never changes a bit
@@ -484,11 +484,19 @@ constexpr uint32_t attention_wave = 32;                        // blocks that sl
 
 static constexpr uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static constexpr bool is_causal(const Config& c) { return (c.flags & flag_causal) != 0; }
-// Bytes of one layer's keys and values for n positions: for each kv head K in tiles of 16 positions, [pos / 16][d][16], then
-// V in rows, [pos][dv].
-static constexpr uint64_t kv_head_bytes(const Config& c, uint64_t n, DType type)
+// The cache holds, for each kv head, K in tiles of 16 positions, [pos / 16][d][16], then V in rows, [pos][dv]. In 8 bits a
+// tile is for each 32 of d [32][16] bytes and 16 f32 scales, a row for each 32 of dv a f32 scale and 32 bytes.
+static constexpr uint64_t key_tile_bytes(uint32_t d, DType type)
 {
-    return round_up(round_up(n, 16) * (uint64_t{c.head_dim} + c.v_head_dim) * unit_bytes(type), 64);
+    return type == DType::q8_0 ? (uint64_t{d} + 31) / 32 * 576 : uint64_t{d} * 16 * unit_bytes(type);
+}
+static constexpr uint64_t value_row_bytes(uint32_t dv, DType type)
+{
+    return type == DType::q8_0 ? (uint64_t{dv} + 31) / 32 * 36 : uint64_t{dv} * unit_bytes(type);
+}
+static constexpr uint64_t kv_head_bytes(const Config& c, uint64_t n, DType type)       // one layer's, for n positions
+{
+    return round_up(round_up(n, 16) / 16 * (key_tile_bytes(c.head_dim, type) + 16 * value_row_bytes(c.v_head_dim, type)), 64);
 }
 static constexpr uint64_t query_width(const Config& c) { return uint64_t{c.n_heads} * c.head_dim; }
 static constexpr uint64_t mixed_width(const Config& c) { return uint64_t{c.n_heads} * c.v_head_dim; }
@@ -778,6 +786,7 @@ struct Kernels {
     void (*product[n_dtypes])(const struct ProductJob& job);
     // row `token` of n floats: its groups `stride` apart, and its residuals; returns the end of those
     Residual* (*quantise)(const float* x, uint32_t n, uint32_t token, uint32_t stride, Group* out, Residual* rest);
+    void (*quantise_group)(const float* x, Group* out);                                 // 32 floats
     void (*to_f16)(const float* x, uint32_t n, unsigned char* out);                     // saturates at 65,504
     void (*normalise)(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps,
         float* y);
@@ -1052,7 +1061,7 @@ static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count
                                     : is_causal(c) ? s.options.capacity : batch_rows(c, s.options, source);
     Keys k;
     k.head_bytes = kv_head_bytes(c, capacity, s.options.cache);
-    k.v_offset = round_up(capacity, 16) * c.head_dim * unit_bytes(s.options.cache);
+    k.v_offset = round_up(capacity, 16) / 16 * key_tile_bytes(c.head_dim, s.options.cache);
     const uint64_t index = cross || is_causal(c) ? layer : 0;
     k.data = s.memory + s.plan.at[cross ? region_cross : region_cache] + index * c.n_kv_heads * k.head_bytes;
     k.count = count;
@@ -1062,35 +1071,50 @@ static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count
 // A tile of 16 keys is zeroed before its first position comes, for scores are computed for whole tiles.
 static void clear_tiles(const Session& s, Keys keys, uint32_t first, uint32_t count)
 {
-    const uint64_t tile = uint64_t{config(s).head_dim} * 16 * unit_bytes(s.options.cache);
+    const uint64_t tile = key_tile_bytes(config(s).head_dim, s.options.cache);
     for (uint64_t t = (uint64_t{first} + 15) / 16; t * 16 < uint64_t{first} + count; t++)
         for (uint32_t h = 0; h < config(s).n_kv_heads; h++) memset(keys.data + h * keys.head_bytes + t * tile, 0, tile);
+}
+
+// n floats into the cache: as column `column` of a tile of 16 keys, or (width 1) as a row of values.
+static void store_row(const Session& s, const float* x, uint32_t n, unsigned char* out, uint32_t width, uint32_t column)
+{
+    for (uint32_t i = 0; i < n; i += 32) {
+        const uint32_t part = least(32u, n - i);
+        unsigned char row[64];
+        float group[32] = {};
+        Group q;
+        switch (s.options.cache) {
+        case DType::f16:
+            s.room->to_f16(x + i, part, row);
+            for (uint32_t e = 0; e < part; e++) memcpy(out + 2 * (uint64_t{i + e} * width + column), row + 2 * e, 2);
+            break;
+        case DType::q8_0:
+            memcpy(group, x + i, part * sizeof(float));
+            s.room->quantise_group(group, &q);
+            if (width == 1) store_f32(out, q.scale), out += 4;
+            for (uint32_t e = 0; e < 32; e++) memcpy(out + e * width + column, q.q + e, 1);
+            out += 32 * width;
+            if (width > 1) store_f32(out + 4 * column, q.scale), out += 4 * width;
+            break;
+        default:
+            for (uint32_t e = 0; e < part; e++) store_f32(out + 4 * (uint64_t{i + e} * width + column), x[i + e]);
+        }
+    }
 }
 
 // Rows begin .. end - 1 of k (T, K d) and v (T, K dv) become positions first + begin .. of the cache.
 static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t begin, uint32_t end)
 {
     const Config& c = config(s);
-    const uint32_t d = c.head_dim, dv = c.v_head_dim, bytes = unit_bytes(s.options.cache);
+    const uint32_t d = c.head_dim, dv = c.v_head_dim;
+    const DType type = s.options.cache;
     for (uint32_t t = begin; t < end; t++)
         for (uint32_t h = 0; h < c.n_kv_heads; h++) {
-            const uint64_t pos = uint64_t{first} + t;
-            unsigned char* const tile = keys.data + h * keys.head_bytes + (pos / 16 * d * 16 + pos % 16) * bytes;
-            unsigned char* const value = keys.data + h * keys.head_bytes + keys.v_offset + pos * dv * bytes;
-            const float* const key = k + (uint64_t{t} * c.n_kv_heads + h) * d;
-            const float* const from = v + (uint64_t{t} * c.n_kv_heads + h) * dv;
-            if (bytes == 4) {
-                for (uint32_t i = 0; i < d; i++) store_f32(tile + uint64_t{i} * 64, key[i]);
-                for (uint32_t i = 0; i < dv; i++) store_f32(value + uint64_t{i} * 4, from[i]);
-                continue;
-            }
-            s.room->to_f16(from, dv, value);
-            unsigned char row[64];
-            for (uint32_t i = 0; i < d; i += 32) {             // a column of the tile
-                const uint32_t n = least(32u, d - i);
-                s.room->to_f16(key + i, n, row);
-                for (uint32_t e = 0; e < n; e++) memcpy(tile + uint64_t{i + e} * 32, row + 2 * e, 2);
-            }
+            const uint64_t pos = uint64_t{first} + t, row = uint64_t{t} * c.n_kv_heads + h;
+            unsigned char* const head = keys.data + h * keys.head_bytes;
+            store_row(s, k + row * d, d, head + pos / 16 * key_tile_bytes(d, type), 16, static_cast<uint32_t>(pos % 16));
+            store_row(s, v + row * dv, dv, head + keys.v_offset + pos * value_row_bytes(dv, type), 1, 0);
         }
 }
 
@@ -1157,8 +1181,8 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
     const Session& s = *a.s;
     const Config& c = config(s);
     const uint32_t group = c.n_heads / c.n_kv_heads, width = static_cast<uint32_t>(query_width(c));
-    const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes + uint64_t{first_key} * c.head_dim
-        * unit_bytes(s.options.cache);
+    const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes
+        + uint64_t{first_key} / 16 * key_tile_bytes(c.head_dim, s.options.cache);
     const float* q[attention_rows] = {};
     for (uint32_t i = 0; i < n; i++)
         q[i] = floats(s, region_q) + uint64_t{(r + i) / group} * width + (kv_head * group + (r + i) % group) * c.head_dim;
@@ -1223,8 +1247,8 @@ static void attend_block(const Attend& a, const Queries& u, uint32_t key, float*
 {
     const Session& s = *a.s;
     const uint32_t n_keys = least(attention_block, u.last - key), dv = config(s).v_head_dim;
-    const unsigned char* const v = a.keys.data + u.kv_head * a.keys.head_bytes + a.keys.v_offset + uint64_t{key} * dv
-        * unit_bytes(s.options.cache);
+    const unsigned char* const v = a.keys.data + u.kv_head * a.keys.head_bytes + a.keys.v_offset
+        + key * value_row_bytes(dv, s.options.cache);
     block_scores(a, u.kv_head, u.r, u.n, key, n_keys, scores);
     for (uint32_t i = 0; i < u.n; i++)
         s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &part[i], &part[attention_rows + i]);
@@ -2126,6 +2150,7 @@ struct Scalar {
     static f32 load_f16(const unsigned char* p) { return f16_to_f32(static_cast<uint16_t>(load_u16(p))); }
     static void load_f16s(const unsigned char* p, f32* x) { for (uint32_t i = 0; i < wide; i++) x[i] = load_f16(p + 2 * i); }
     static f32 load_bf16(const unsigned char* p) { return bf16_to_f32(static_cast<uint16_t>(load_u16(p))); }
+    static f32 load_i8(const unsigned char* p) { return static_cast<float>(static_cast<int8_t>(*p)); }
     static void store(float* p, f32 x) { *p = x; }
     static void store_f16(unsigned char* p, f32 x) { store_u16(p, f32_to_f16(x)); }     // of -65504 .. 65504 or NaN
     static f32 add(f32 a, f32 b) { return a + b; }
@@ -2268,6 +2293,10 @@ struct Avx2 {
     {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16));
     }
+    static f32 load_i8(const unsigned char* p)
+    {
+        return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(static_cast<const void*>(p)))));
+    }
     static void store(float* p, f32 x) { _mm256_storeu_ps(p, x); }
     static void store_f16(unsigned char* p, f32 x)
     {
@@ -2366,6 +2395,10 @@ struct Avx512 {
     {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half(p)), 16));
     }
+    static f32 load_i8(const unsigned char* p)
+    {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p)))));
+    }
     static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
     static void store_f16(unsigned char* p, f32 x)
     {
@@ -2443,6 +2476,12 @@ struct Neon {
     static f32 load_bf16(const unsigned char* p)
     {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+    }
+    static f32 load_i8(const unsigned char* p)
+    {
+        uint32_t v;
+        TRANSFORMER_COPY(&v, p, 4);
+        return to_float(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(v))))));
     }
     static void store(float* p, f32 x) { vst1q_f32(p, x); }
     static void store_f16(unsigned char* p, f32 x) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(x))); }
@@ -2738,14 +2777,17 @@ template <DType type> static inline V::f32 load_as(const unsigned char* p)
 {
     if constexpr (type == DType::f32) return V::load_f32(p);
     else if constexpr (type == DType::f16) return V::load_f16(p);
+    else if constexpr (type == DType::q8_0) return V::load_i8(p);                       // of the cache
     else return V::load_bf16(p);
 }
+
+static constexpr uint32_t value_bytes(DType type) { return type == DType::q8_0 ? 1 : unit_bytes(type); }
 
 // `wide` vectors that stand side by side
 template <DType type, class R = V> TRANSFORMER_INLINE void load_wide(const unsigned char* p, typename R::f32* x)
 {
     if constexpr (wide > 1 && type == DType::f16) R::load_f16s(p, x);
-    else TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) x[i] = load_as<type>(p + i * lanes * unit_bytes(type));
+    else TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) x[i] = load_as<type>(p + i * lanes * value_bytes(type));
 }
 
 // Dot products of NR rows of plain weights, `apart` from each other, with NT rows of activations: out[row][token].
@@ -2914,69 +2956,90 @@ static float dot(const float* x, const unsigned char* w, uint32_t n)
     return out[0][0];
 }
 
-// Scores of NQ queries with the 16 keys of NT tiles: one chain of fused multiply-adds over d for each.
+// Scores of NQ queries with the 16 keys of NT tiles: one chain of fused multiply-adds over d for each. Against an 8-bit cache
+// a chain of separate sums over each 32 of d, then sum += chain * scale.
 template <DType type, uint32_t NQ, uint32_t NT>
 static inline void score_tiles(const float* const* q, uint32_t d, const unsigned char* k, float* s)
 {
-    constexpr uint32_t bytes = unit_bytes(type);
+    constexpr bool scaled = type == DType::q8_0;
+    constexpr uint32_t bytes = value_bytes(type);
+    const uint64_t tile_bytes = key_tile_bytes(d, type);
     TRANSFORMER_UNROLL_STEPS for (uint32_t r = 0; r < vectors; r += wide) {
-        V::f32 acc[NQ][NT][wide];
+        V::f32 acc[NQ][NT][wide], sum[NQ][NT][wide];
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
             TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
-                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = V::zero();
-        for (uint32_t e = 0; e < d; e++) {
-            V::f32 v[NT][wide];
-            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
-                load_wide<type>(k + ((uint64_t{t} * d + e) * 16 + r * lanes) * bytes, v[t]);
-            TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
-                const V::f32 u = V::set(q[i][e]);
+                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = sum[i][t][w] = V::zero();
+        for (uint32_t e = 0; e < d;) {
+            const unsigned char* const group = k + (scaled ? e / 32 * 576 : 0);
+            for (const uint32_t begin = e, end = scaled ? least(d, e + 32) : d; e < end; e++) {
+                V::f32 v[NT][wide];
                 TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
-                    TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = V::fma(u, v[t][w], acc[i][t][w]);
+                    load_wide<type>(group + t * tile_bytes + (uint64_t{e - begin} * 16 + r * lanes) * bytes, v[t]);
+                TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
+                    const V::f32 u = V::set(q[i][e]);
+                    TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
+                        TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++)
+                            acc[i][t][w] = scaled ? V::add(acc[i][t][w], V::mul(u, v[t][w])) : V::fma(u, v[t][w], acc[i][t][w]);
+                }
             }
+            TRANSFORMER_UNROLL for (uint32_t t = 0; scaled && t < NT; t++)
+                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) {
+                    const V::f32 scale = V::load_f32(group + t * tile_bytes + 512 + (r + w) * lanes * 4);
+                    TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
+                        sum[i][t][w] = V::add(sum[i][t][w], V::mul(acc[i][t][w], scale));
+                        acc[i][t][w] = V::zero();
+                    }
+                }
         }
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
             TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
                 TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++)
-                    V::store(s + i * attention_block + t * 16 + (r + w) * lanes, acc[i][t][w]);
+                    V::store(s + i * attention_block + t * 16 + (r + w) * lanes, scaled ? sum[i][t][w] : acc[i][t][w]);
     }
 }
 template <DType type, uint32_t NQ> static void scores_of(const float* const* q, uint32_t d, const unsigned char* k,
     uint32_t n_tiles, float* s)
 {
     constexpr uint32_t many = lanes == 1 ? 1 : NQ > 1 ? 2 : 4;
-    const uint64_t tile_bytes = uint64_t{d} * 16 * unit_bytes(type);
+    const uint64_t tile_bytes = key_tile_bytes(d, type);
     uint32_t t = 0;
     for (; t + many <= n_tiles; t += many) score_tiles<type, NQ, many>(q, d, k + t * tile_bytes, s + t * 16);
     for (; many > 1 && t < n_tiles; t++) score_tiles<type, NQ, 1>(q, d, k + t * tile_bytes, s + t * 16);
 }
 
-// NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element.
+// NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element;
+// against an 8-bit cache separate sums of (p * scale) * q.
 template <DType type, uint32_t NQ, uint32_t NV>
 static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n,
     float* out)
 {
-    constexpr uint32_t bytes = unit_bytes(type);
-    const bool part = lanes > 1 && n < NV * lanes;
+    constexpr bool scaled = type == DType::q8_0;
+    constexpr uint32_t bytes = value_bytes(type);
+    const bool part = lanes > 1 && n < NV * lanes && !scaled;  // rows of 8-bit groups are padded
+    const uint64_t row_bytes = value_row_bytes(dv, type);
     unsigned char buffer[lanes > 1 ? 64 : 1] = {};
     V::f32 acc[NQ][NV];
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
         TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::zero();
-    for (uint32_t j = 0; j < n_keys; j++) {
-        const unsigned char* from = v + (uint64_t{j} * dv + e) * bytes;
+    v += scaled ? e / 32 * 36 : e * bytes;
+    for (uint32_t j = 0; j < n_keys; j++, v += row_bytes) {
+        const unsigned char* from = scaled ? v + 4 + e % 32 : v;
+        const float scale = scaled ? load_f32(v) : 1.0f;
         if (part) from = static_cast<const unsigned char*>(memcpy(buffer, from, n * bytes));
         V::f32 u[NV];
         if constexpr (NV == wide) load_wide<type>(from, u);
         else TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) u[r] = load_as<type>(from + r * lanes * bytes);
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
-            const V::f32 w = V::set(p[i * attention_block + j]);
-            TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::fma(w, u[r], acc[i][r]);
+            const V::f32 w = V::set(scaled ? p[i * attention_block + j] * scale : p[i * attention_block + j]);
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++)
+                acc[i][r] = scaled ? V::add(acc[i][r], V::mul(w, u[r])) : V::fma(w, u[r], acc[i][r]);
         }
     }
     for (uint32_t i = 0; i < NQ; i++) {
-        float values[16];
-        float* const to = part ? values : out + uint64_t{i} * dv + e;
+        float values[lanes * NV > 16 ? lanes * NV : 16];
+        float* const to = lanes > 1 && n < NV * lanes ? values : out + uint64_t{i} * dv + e;
         TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) V::store(to + r * lanes, acc[i][r]);
-        if (part) memcpy(out + uint64_t{i} * dv + e, values, n * sizeof(float));
+        if (to == values) memcpy(out + uint64_t{i} * dv + e, values, n * sizeof(float));
     }
 }
 template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv,
@@ -3002,6 +3065,7 @@ static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned
     float* s)
 {
     if (type == DType::f16) scores_type<DType::f16>(q, n, d, k, n_tiles, s);
+    else if (type == DType::q8_0) scores_type<DType::q8_0>(q, n, d, k, n_tiles, s);
     else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
 }
 template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv,
@@ -3017,6 +3081,7 @@ template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t 
 static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
 {
     if (type == DType::f16) mix_type<DType::f16>(p, n, n_keys, v, dv, out);
+    else if (type == DType::q8_0) mix_type<DType::q8_0>(p, n, n_keys, v, dv, out);
     else mix_type<DType::f32>(p, n, n_keys, v, dv, out);
 }
 
@@ -3057,7 +3122,7 @@ static constexpr Kernels kernels = {
          has(Feature::quantised_weights) ? product_tiles<DType::q8_0> : nullptr,
      has(Feature::quantised_weights) ? product_tiles<DType::q4_0> : nullptr,
          has(Feature::quantised_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
-    quantise, to_f16, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
+    quantise, quantise_group, to_f16, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
 
 }  // namespace TRANSFORMER_ROOM_SPACE
 }  // namespace TRANSFORMER_NAMESPACE
@@ -3677,8 +3742,8 @@ TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uin
     if (o.source_capacity > longest) return wrong("must be at most 2^24", "options.source_capacity", o.source_capacity);
     if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^24", "options.batch", o.batch);
     if (o.slices > 1024) return wrong("must be at most 1024", "options.slices", o.slices);
-    if (o.cache != DType::f16 && o.cache != DType::f32)
-        return wrong("must be f16 or f32", "options.cache", static_cast<uint64_t>(o.cache));
+    if (o.cache != DType::f16 && o.cache != DType::f32 && o.cache != DType::q8_0)
+        return wrong("must be f16, f32 or q8_0", "options.cache", static_cast<uint64_t>(o.cache));
     const Kernels* const room = room_of(o.isa);
     if (!room)
         return {Code::not_supported, "this build or processor lacks that instruction set", "options.isa",
