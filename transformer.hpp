@@ -31,22 +31,22 @@
 //     >> 8 Operations                   75   what the model is written in
 //     >> 9 Forward                     130   embed, blocks, final norm, head; encoders
 //     >> 10 The block                   55   one function, every published wiring
-//     >> 11 Attention                  430   MHA, GQA, MQA, MLA, cross; its order of arithmetic
+//     >> 11 Attention                  510   MHA, GQA, MQA, MLA, cross; its order of arithmetic
 //     >> 12 Feed-forward               145   gated or plain, experts, router
 //     >> 13 Positions                  135   embeddings, convolution, sinusoids, RoPE
-//     >> 14 Norms                       20   LayerNorm and RMSNorm are one function
+//     >> 14 Norms                       25   LayerNorm and RMSNorm are one function
 //   Part III  Numbers
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                   105   y = W x + b, shared out over threads
-//     >> 18 Rooms                      410   an ISA is one struct of words
-//     >> 19 Kernels                    620   written once over the words
+//     >> 18 Rooms                      470   an ISA is one struct of words
+//     >> 19 Kernels                    700   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
 //     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
-//     >> 24 Threads                    125   a small pool, on request
+//     >> 24 Threads                    200   a small pool, on request
 //     >> 25 Files                      100   map or read a file; can be left out
 //
 // Notation: T tokens of a batch, S positions attended to, D dim, H n_heads, K n_kv_heads, d head_dim, F hidden_dim,
@@ -412,7 +412,7 @@ typedef void (*ParallelFor)(void* user, uint32_t n, Task task, void* data); // t
 struct Options {
     uint32_t capacity = 256;        // positions of the decoder's cache, or the longest text of a lone encoder
     uint32_t source_capacity = 0;   // rows of encoder output (encoder-decoders); 0: as capacity
-    uint32_t batch = 64;            // tokens of one pass over the weights: more need more scratch and run faster
+    uint32_t batch = 128;           // tokens of one pass over the weights: more need more scratch and run faster
     DType cache = DType::f16;       // f16, f32 or q8_0
     bool all_logits = false;        // keep a row of logits for every token; a forward then takes at most `batch` tokens
     Isa isa = Isa::best;
@@ -1104,7 +1104,8 @@ static void store_row(const Session& s, const float* x, uint32_t n, unsigned cha
 }
 
 // Rows begin .. end - 1 of k (T, K d) and v (T, K dv) become positions first + begin .. of the cache.
-static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t begin, uint32_t end)
+static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t begin,
+    uint32_t end)
 {
     const Config& c = config(s);
     const uint32_t d = c.head_dim, dv = c.v_head_dim;
@@ -1218,7 +1219,8 @@ static Queries queries_of(const Attend& a, uint32_t unit)
 {
     const Session& s = *a.s;
     const Config& c = config(s);
-    const uint32_t group = c.n_heads / c.n_kv_heads, rows = a.count * group, per_head = (rows + attention_rows - 1) / attention_rows;
+    const uint32_t group = c.n_heads / c.n_kv_heads, rows = a.count * group;
+    const uint32_t per_head = (rows + attention_rows - 1) / attention_rows;
     Queries u = {unit / per_head, unit % per_head * attention_rows, 0, UINT32_MAX, 0, {}, {}};
     for (u.n = 0; u.n < attention_rows && u.r + u.n < rows; u.n++) {
         const uint32_t t = (u.r + u.n) / group, h = u.kv_head * group + (u.r + u.n) % group;
@@ -1360,7 +1362,8 @@ TRANSFORMER_OUTLINE static void observe_weights(Attend& a)
 static Rows attend(Session& s, const Attention& w, Keys keys, uint32_t count, bool cross, const float* k)
 {
     const Config& c = config(s);
-    const uint32_t rows = count * (c.n_heads / c.n_kv_heads), units = (rows + attention_rows - 1) / attention_rows * c.n_kv_heads;
+    const uint32_t rows = count * (c.n_heads / c.n_kv_heads);
+    const uint32_t units = (rows + attention_rows - 1) / attention_rows * c.n_kv_heads;
     Attend a = {&s, &w, keys, count, cross, k, units, 1, 0};
     const uint64_t work = uint64_t{count} * keys.count * c.n_heads * c.head_dim;
     a.slices = least(most(s.options.slices, 1u), pieces_of(s, work, 32768, UINT32_MAX));
@@ -2893,7 +2896,8 @@ TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Gr
 }
 
 // NW tiles of 16 rows, `apart` from each other, with NT tokens from t on, which stand in one panel.
-template <DType type, uint32_t NW, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t)
+template <DType type, uint32_t NW, uint32_t NT>
+static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t)
 {
     constexpr uint32_t unit = unit_bytes(type);
     const uint32_t groups = (j.cols + 31) / 32, panel = t / panel_rows * panel_rows;
@@ -5068,7 +5072,8 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 // >> 24 Threads -------------------------------------------------------------------------------------------------------
 // A small pool on the standard library for Options::parallel_for. Who waits spins for some microseconds, then offers the
-// processor to others, then sleeps: one that only spins is lost to the very thread that it waits for. Nothing here changes a bit of the results.
+// processor to others, then sleeps: one that only spins is lost to the very thread that it waits for. Nothing here changes a
+// bit of the results.
 #if !defined(TRANSFORMER_ROOM_PASS) && defined(TRANSFORMER_THREADS) && !defined(TRANSFORMER_THREADS_DEFINED)
 #define TRANSFORMER_THREADS_DEFINED
 #include <atomic>
