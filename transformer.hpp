@@ -31,7 +31,7 @@
 //     >> 8 Operations                   75   what the model is written in
 //     >> 9 Forward                     130   embed, blocks, final norm, head; encoders
 //     >> 10 The block                   55   one function, every published wiring
-//     >> 11 Attention                  510   MHA, GQA, MQA, MLA, cross; its order of arithmetic
+//     >> 11 Attention                  515   MHA, GQA, MQA, MLA, cross; its order of arithmetic
 //     >> 12 Feed-forward               145   gated or plain, experts, router
 //     >> 13 Positions                  135   embeddings, convolution, sinusoids, RoPE
 //     >> 14 Norms                       25   LayerNorm and RMSNorm are one function
