@@ -272,12 +272,11 @@ uint64_t physical_memory()
 }
 transformer::Isa isa_named(const Arguments& a)
 {
-    using transformer::Isa;
-    const Isa isa = a.isa == "scalar" ? Isa::scalar : a.isa == "neon" ? Isa::neon : a.isa == "avx2" ? Isa::avx2
-        : a.isa == "avx512" ? Isa::avx512 : Isa::best;
-    if (isa != Isa::best && !transformer::room_available(isa))
+    uint32_t isa = 0;
+    while (isa + 1 < transformer::n_isas && a.isa != transformer::isa_names[isa]) isa++;
+    if (!transformer::room_available(static_cast<transformer::Isa>(isa)))
         throw Failure("--isa " + a.isa + ": this machine does not have it; use best");
-    return isa;
+    return static_cast<transformer::Isa>(isa);
 }
 
 struct Need {                                                  // what a verb wants of its model and session

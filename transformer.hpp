@@ -81,7 +81,7 @@
 //   TRANSFORMER_NAMESPACE       another name for the namespace (two vendored versions can live in one program)
 //   TRANSFORMER_NO_STDIO        leave out section 25 (files); nothing of the operating system is then used
 //   TRANSFORMER_THREADS         compile section 24, a small pool on <thread>; without it use Options::parallel_for
-//   TRANSFORMER_ISA             one room only, by name (Scalar, Neon, Avx2, Avx512): microcontrollers and tests
+//   TRANSFORMER_ISA             one room only, by name (Scalar, Neon, Avx2, AvxVnni, ...): microcontrollers and tests
 //   TRANSFORMER_FEATURES        mask of Feature: what is left out costs no code
 //   TRANSFORMER_SELF            the header's own file name, if you rename it
 
@@ -394,7 +394,9 @@ struct Model {
 // >> 6 Session --------------------------------------------------------------------------------------------------------
 // One timeline over a model: the KV cache, the scratch of one batch and the logits, all inside the caller's memory. plan()
 // both measures and places, so the size that session_size() gives is exact: one byte less is refused.
-enum class Isa : uint8_t { best, scalar, neon, avx2, avx512 };
+enum class Isa : uint8_t { best, scalar, neon, avx2, avx_vnni, avx512 };
+constexpr uint32_t n_isas = 6;
+constexpr const char* isa_names[n_isas] = {"best", "scalar", "neon", "avx2", "avx_vnni", "avx512"};
 
 struct Event {                      // what an observer sees; valid during the call only
     enum Kind : uint8_t { embedding, layer_output, hidden, attention_row } kind = embedding;
@@ -671,7 +673,7 @@ TRANSFORMER_API Status generate(Session& session, const int32_t* ids, uint32_t n
     void* user,
                                 uint32_t* generated = nullptr);
 
-TRANSFORMER_API const char* room_name(const Session& session); // "scalar", "neon", "avx2", "avx512"
+TRANSFORMER_API const char* room_name(const Session& session); // of isa_names
 TRANSFORMER_API bool room_available(Isa isa);
 TRANSFORMER_API const char* role_name(uint32_t role);          // of the tensor table, see >> 20 Checkpoint
 
@@ -718,23 +720,21 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #endif
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
 #define TRANSFORMER_X86 1
+#include <cpuid.h>
 #include <immintrin.h>
 #else
 #define TRANSFORMER_X86 0
+#endif
+#if TRANSFORMER_X86 && __has_include(<avxvnniintrin.h>)        // g++ 11, clang 12
+#define TRANSFORMER_AVX_VNNI 1
+#else
+#define TRANSFORMER_AVX_VNNI 0
 #endif
 #if defined(__aarch64__) && defined(__ARM_NEON) && !defined(__ARM_BIG_ENDIAN)
 #define TRANSFORMER_NEON 1
 #include <arm_neon.h>
 #else
 #define TRANSFORMER_NEON 0
-#endif
-#if TRANSFORMER_X86
-#define TRANSFORMER_HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))   // f16c came before both
-#define TRANSFORMER_HAS_AVX512 (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && \
-                                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-#else
-#define TRANSFORMER_HAS_AVX2 false
-#define TRANSFORMER_HAS_AVX512 false
 #endif
 #if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define TRANSFORMER_FMA 1
@@ -773,6 +773,7 @@ constexpr float lowest_f32 = -3.402823466e+38f, most_f32 = 3.402823466e+38f;    
 
 // A room's functions: what is worth a vector unit. Written once in >> 19 Kernels, compiled once a room.
 struct Kernels {
+    Isa isa;
     const char* name;
     // y[t][row] = W x[t] + b for the rows of tiles first .. last - 1 of a (rows, cols) matrix; x: n rows of floats or Groups
     void (*product[n_dtypes])(const struct ProductJob& job);
@@ -2112,13 +2113,25 @@ static void parallel(const Session& s, uint32_t pieces, Task task, void* data)
 #define TRANSFORMER_UNROLL
 #endif
 #define TRANSFORMER_UNROLL_STEPS
+#define TRANSFORMER_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TRANSFORMER_TARGET(isa) TRANSFORMER_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define TRANSFORMER_TARGET_END _Pragma("clang attribute pop")
+#else
+#define TRANSFORMER_TARGET(isa) _Pragma("GCC push_options") TRANSFORMER_PRAGMA(GCC target(isa))
+#define TRANSFORMER_TARGET_END _Pragma("GCC pop_options")
+#endif
+#define TRANSFORMER_AVX2_TARGET "avx2,fma,f16c"
+#define TRANSFORMER_AVX_VNNI_TARGET "avxvnni,avx2,fma,f16c"
+#define TRANSFORMER_AVX512_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+
 struct Scalar {
     // what its registers hold at a time
     static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1, streams = 1;
     typedef float f32;
     typedef int32_t i32;
     typedef const unsigned char* bytes;
-    static constexpr const char* name() { return "scalar"; }
+    static constexpr Isa isa = Isa::scalar;
     static f32 zero() { return 0; }
     static f32 set(float x) { return x; }
     static f32 load(const float* p) { return *p; }
@@ -2247,18 +2260,13 @@ private:
 #endif
 
 #if TRANSFORMER_X86
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+TRANSFORMER_TARGET(TRANSFORMER_AVX2_TARGET)
 struct Avx2 {
     static constexpr uint32_t lanes = 8, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 4;
     typedef __m256 f32;
     typedef __m256i i32;
     typedef __m256i bytes;
-    static constexpr const char* name() { return "avx2"; }
+    static constexpr Isa isa = Isa::avx2;
     static f32 zero() { return _mm256_setzero_ps(); }
     static f32 set(float x) { return _mm256_set1_ps(x); }
     static f32 load(const float* p) { return _mm256_loadu_ps(p); }
@@ -2329,7 +2337,7 @@ struct Avx2 {
     }
     static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
 
-private:
+protected:
     static __m128i half(const unsigned char* p)
     {
         return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p)));
@@ -2337,26 +2345,35 @@ private:
     static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
     static i32 widen(i32 acc, i32 pairs) { return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 };
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
+TRANSFORMER_TARGET_END
 #endif
+
+#if TRANSFORMER_AVX_VNNI
+TRANSFORMER_TARGET(TRANSFORMER_AVX_VNNI_TARGET)
+struct AvxVnni : Avx2 {                                        // VPDPBUSD without AVX-512
+    static constexpr Isa isa = Isa::avx_vnni;
+    static i32 begin(int32_t sum) { return iset(-128 * sum); } // it wants unsigned weights: w + 128
+    static i32 dot(i32 acc, bytes w, const int8_t* x)
+    {
+        return _mm256_dpbusd_avx_epi32(acc, _mm256_xor_si256(w, _mm256_set1_epi8(-128)), four(x));
+    }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    {
+        return _mm256_dpbusd_avx_epi32(acc, _mm256_and_si256(w, _mm256_set1_epi8(15)), four(x));
+    }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
+};
+TRANSFORMER_TARGET_END
 #endif
 
 #if TRANSFORMER_X86
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
-#endif
+TRANSFORMER_TARGET(TRANSFORMER_AVX512_TARGET)
 struct Avx512 {
     static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4, streams = 2;
     typedef __m512 f32;
     typedef __m512i i32;
     typedef __m512i bytes;
-    static constexpr const char* name() { return "avx512"; }
+    static constexpr Isa isa = Isa::avx512;
     static f32 zero() { return _mm512_setzero_ps(); }
     static f32 set(float x) { return _mm512_set1_ps(x); }
     static f32 load(const float* p) { return _mm512_loadu_ps(p); }
@@ -2369,7 +2386,8 @@ struct Avx512 {
     static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
     static void store_f16(unsigned char* p, f32 x)
     {
-        _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+        const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);  // whole: g++ 12 warns of its header
+        _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), halves);
     }
     static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
     static f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
@@ -2421,11 +2439,7 @@ private:
     }
     static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
 };
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+TRANSFORMER_TARGET_END
 #endif
 
 #if TRANSFORMER_NEON
@@ -2434,7 +2448,7 @@ struct Neon {
     typedef float32x4_t f32;
     typedef int32x4_t i32;
     typedef int8x16_t bytes;
-    static constexpr const char* name() { return "neon"; }
+    static constexpr Isa isa = Isa::neon;
     static f32 zero() { return vdupq_n_f32(0); }
     static f32 set(float x) { return vdupq_n_f32(x); }
     static f32 load(const float* p) { return vld1q_f32(p); }
@@ -2488,7 +2502,7 @@ struct Neon {
         return dot(acc, vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)), x);
     }
 
-private:
+protected:
     static bytes four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return vreinterpretq_s8_s32(iset(v)); }
 };
 #endif
@@ -3050,7 +3064,7 @@ static inline float first_lane(V::f32 x)
 }
 
 static constexpr Kernels kernels = {
-    V::name(),
+    V::isa, isa_names[static_cast<uint32_t>(V::isa)],
     {has(Feature::dense_weights) ? product_plain<DType::f32> : nullptr,
         has(Feature::dense_weights) ? product_plain<DType::f16> : nullptr,
      has(Feature::dense_weights) ? product_plain<DType::bf16> : nullptr,
@@ -3079,33 +3093,34 @@ static constexpr Kernels kernels = {
 #define TRANSFORMER_UNROLL_STEPS TRANSFORMER_UNROLL
 
 #if TRANSFORMER_X86 && TRANSFORMER_MORE_ROOMS                  // rooms beyond the first: one block each
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+TRANSFORMER_TARGET(TRANSFORMER_AVX2_TARGET)
 #define TRANSFORMER_ROOM Avx2
 #define TRANSFORMER_ROOM_SPACE avx2_room
 #include TRANSFORMER_SELF
 #undef TRANSFORMER_ROOM
 #undef TRANSFORMER_ROOM_SPACE
-#if defined(__clang__)
-#pragma clang attribute pop
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_AVX2_KERNELS &avx2_room::kernels,
 #else
-#pragma GCC pop_options
+#define TRANSFORMER_AVX2_KERNELS
 #endif
-#define TRANSFORMER_AVX2_KERNELS (TRANSFORMER_HAS_AVX2 ? &avx2_room::kernels : nullptr)
+
+#if TRANSFORMER_AVX_VNNI && TRANSFORMER_MORE_ROOMS
+TRANSFORMER_TARGET(TRANSFORMER_AVX_VNNI_TARGET)
+#define TRANSFORMER_ROOM AvxVnni
+#define TRANSFORMER_ROOM_SPACE avx_vnni_room
+#include TRANSFORMER_SELF
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_AVX_VNNI_KERNELS &avx_vnni_room::kernels,
 #else
-#define TRANSFORMER_AVX2_KERNELS nullptr
+#define TRANSFORMER_AVX_VNNI_KERNELS
 #endif
 
 #if TRANSFORMER_X86 && TRANSFORMER_MORE_ROOMS
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+TRANSFORMER_TARGET(TRANSFORMER_AVX512_TARGET)
+#if !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"               // g++ 12's own AVX-512 header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -3115,15 +3130,13 @@ static constexpr Kernels kernels = {
 #include TRANSFORMER_SELF
 #undef TRANSFORMER_ROOM
 #undef TRANSFORMER_ROOM_SPACE
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
+#if !defined(__clang__)
 #pragma GCC diagnostic pop
-#pragma GCC pop_options
 #endif
-#define TRANSFORMER_AVX512_KERNELS (TRANSFORMER_HAS_AVX512 ? &avx512_room::kernels : nullptr)
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_AVX512_KERNELS &avx512_room::kernels,
 #else
-#define TRANSFORMER_AVX512_KERNELS nullptr
+#define TRANSFORMER_AVX512_KERNELS
 #endif
 
 #if TRANSFORMER_NEON && TRANSFORMER_MORE_ROOMS
@@ -3132,9 +3145,9 @@ static constexpr Kernels kernels = {
 #include TRANSFORMER_SELF
 #undef TRANSFORMER_ROOM
 #undef TRANSFORMER_ROOM_SPACE
-#define TRANSFORMER_NEON_KERNELS &neon_room::kernels
+#define TRANSFORMER_NEON_KERNELS &neon_room::kernels,
 #else
-#define TRANSFORMER_NEON_KERNELS nullptr
+#define TRANSFORMER_NEON_KERNELS
 #endif
 #undef TRANSFORMER_ROOM_PASS
 #undef TRANSFORMER_IMPLEMENTING
@@ -3144,19 +3157,29 @@ namespace TRANSFORMER_NAMESPACE {
 static float exp_f32(float x) { return base_room::first_lane(base_room::exp_of(TRANSFORMER_BASE_ROOM::set(x))); }
 static float tanh_f32(float x) { return base_room::first_lane(base_room::tanh_of(TRANSFORMER_BASE_ROOM::set(x))); }
 
-static Isa base_isa(const char* name)
+// Whether this processor, and its operating system, can run a room that this build has.
+static bool processor_has(Isa isa)
 {
-    return name[0] == 's' ? Isa::scalar : name[0] == 'n' ? Isa::neon : name[3] == '2' ? Isa::avx2 : Isa::avx512;
+#if TRANSFORMER_X86
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // f16c came before both
+    uint32_t eax = 0, ebx, ecx, edx;
+    if (isa == Isa::avx2) return avx2;
+    if (isa == Isa::avx_vnni)
+        return avx2 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
+            (eax & 1u << 4);
+    if (isa == Isa::avx512)
+        return avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#endif
+    return isa != Isa::best;
 }
-// The rooms of this build that this processor can run.
 static const Kernels* room_of(Isa isa)
 {
-    const struct { Isa isa; const Kernels* kernels; } rooms[] = {
-        {Isa::avx512, TRANSFORMER_AVX512_KERNELS}, {Isa::avx2, TRANSFORMER_AVX2_KERNELS},
-            {Isa::neon, TRANSFORMER_NEON_KERNELS}, {base_isa(base_room::kernels.name), &base_room::kernels}};
-    for (const auto& r : rooms)
-        if (r.kernels && (isa == Isa::best || isa == r.isa)) return r.kernels;
-    return nullptr;
+    const Kernels* const others[] = {TRANSFORMER_AVX512_KERNELS TRANSFORMER_AVX_VNNI_KERNELS TRANSFORMER_AVX2_KERNELS
+        TRANSFORMER_NEON_KERNELS nullptr};
+    for (const Kernels* const* k = others; *k; k++)
+        if ((isa == Isa::best || isa == (*k)->isa) && processor_has((*k)->isa)) return *k;
+    return isa == Isa::best || isa == base_room::kernels.isa ? &base_room::kernels : nullptr;
 }
 TRANSFORMER_API bool room_available(Isa isa) { return room_of(isa) != nullptr; }
 TRANSFORMER_API const char* room_name(const Session& s) { return s.room->name; }
