@@ -1736,9 +1736,10 @@ std::string usage(const Verb& v) { return std::string("run ") + v.name + (*v.nam
 std::string help(const Verb& verb)
 {
     std::string text = "usage: " + usage(verb) + "\n" + verb.help + "\n\n";
-    for (const Option& o : options)
-        if (o.verbs & verb.bit)
-            text += format("  %-40s %s\n", (spelling(o) + (o.value ? std::string(" ") + o.value : "")).c_str(), o.help);
+    for (const Option& o : options) {
+        const std::string left = spelling(o) + (o.value ? std::string(" ") + o.value : "");
+        if (o.verbs & verb.bit) text += format("  %-40s ", left.c_str()) + (left.size() > 40 ? format("\n%43s", "") : "") + o.help + "\n";
+    }
     if (*verb.name) return text;
     text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin, a .gguf or a Hugging Face folder.\n"
             "Other verbs (`run VERB -h` tells more):\n";

@@ -39,7 +39,7 @@
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                   105   y = W x + b, shared out over threads
-//     >> 18 Rooms                      410   an ISA is one struct of words
+//     >> 18 Rooms                      475   an ISA is one struct of words
 //     >> 19 Kernels                    620   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
@@ -81,7 +81,7 @@
 //   TRANSFORMER_NAMESPACE       another name for the namespace (two vendored versions can live in one program)
 //   TRANSFORMER_NO_STDIO        leave out section 25 (files); nothing of the operating system is then used
 //   TRANSFORMER_THREADS         compile section 24, a small pool on <thread>; without it use Options::parallel_for
-//   TRANSFORMER_ISA             one room only, by name (Scalar, Neon, Avx2, AvxVnni, ...): microcontrollers and tests
+//   TRANSFORMER_ISA             one room only, by name (Scalar, NeonDot, Avx2, ...): microcontrollers and tests
 //   TRANSFORMER_FEATURES        mask of Feature: what is left out costs no code
 //   TRANSFORMER_SELF            the header's own file name, if you rename it
 
@@ -394,9 +394,9 @@ struct Model {
 // >> 6 Session --------------------------------------------------------------------------------------------------------
 // One timeline over a model: the KV cache, the scratch of one batch and the logits, all inside the caller's memory. plan()
 // both measures and places, so the size that session_size() gives is exact: one byte less is refused.
-enum class Isa : uint8_t { best, scalar, neon, avx2, avx_vnni, avx512 };
-constexpr uint32_t n_isas = 6;
-constexpr const char* isa_names[n_isas] = {"best", "scalar", "neon", "avx2", "avx_vnni", "avx512"};
+enum class Isa : uint8_t { best, scalar, neon, neon_dot, avx2, avx_vnni, avx512 };
+constexpr uint32_t n_isas = 7;
+constexpr const char* isa_names[n_isas] = {"best", "scalar", "neon", "neon_dot", "avx2", "avx_vnni", "avx512"};
 
 struct Event {                      // what an observer sees; valid during the call only
     enum Kind : uint8_t { embedding, layer_output, hidden, attention_row } kind = embedding;
@@ -733,6 +733,9 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #if defined(__aarch64__) && defined(__ARM_NEON) && !defined(__ARM_BIG_ENDIAN)
 #define TRANSFORMER_NEON 1
 #include <arm_neon.h>
+#if defined(__linux__) && __has_include(<sys/auxv.h>)
+#include <sys/auxv.h>
+#endif
 #else
 #define TRANSFORMER_NEON 0
 #endif
@@ -743,8 +746,10 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #endif
 
 #if defined(__clang__)                                         // no contraction, no reassociation, whatever the flags
-#if !defined(__wasm__)                                         // which has neither to lose, nor this pragma
+#if TRANSFORMER_X86                                            // clang 14 has this pragma for few processors
 #pragma float_control(precise, on, push)
+#else
+#pragma clang fp reassociate(off)
 #endif
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -2124,6 +2129,13 @@ static void parallel(const Session& s, uint32_t pieces, Task task, void* data)
 #define TRANSFORMER_AVX2_TARGET "avx2,fma,f16c"
 #define TRANSFORMER_AVX_VNNI_TARGET "avxvnni,avx2,fma,f16c"
 #define TRANSFORMER_AVX512_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+#if defined(__clang__)
+#define TRANSFORMER_NEON_DOT_TARGET "dotprod"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define TRANSFORMER_NEON_DOT_TARGET "+dotprod"
+#else
+#define TRANSFORMER_NEON_DOT_TARGET "arch=armv8.2-a+dotprod"
+#endif
 
 struct Scalar {
     // what its registers hold at a time
@@ -2178,12 +2190,12 @@ struct Scalar {
         for (int i = 0; i < 4; i++) acc += static_cast<int8_t>(w[i]) * x[i];
         return acc;
     }
-    // d[r] = 32 columns of q8_0, rows r = 0 .. 3
-    static void group(const unsigned char* w, const int8_t* x, i32* d)
+    // d[k] += 32 columns of `wide` vectors of rows with x[k], of the types that have this as one word
+    static constexpr bool groups(DType type) { return type == DType::q8_0; }
+    template <DType, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
     {
-        d[0] = d[1] = d[2] = d[3] = 0;
-        for (int k = 0; k < 32; k += 4)
-            TRANSFORMER_UNROLL for (int r = 0; r < 4; r++) d[r] = dot(d[r], w + 16 * k + 4 * r, x + k);
+        for (uint32_t k = 0; k < 32; k += 4)
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < wide; r++) d[0][r] = dot(d[0][r], w + 16 * k + 4 * r, x->q + k);
     }
     static i32 dot_low(i32 acc, bytes w, const int8_t* x)
     {
@@ -2213,12 +2225,12 @@ struct Dsp : Scalar {                                          // Cortex-M4 and 
             __asm__("vcvtt.f32.f16 %0, %1" : "=t"(x[i + 1]) : "t"(both));
         }
     }
-    // d[r] = 32 columns of rows r = 0 .. 3: 23 instructions for 16 products, which a compiler does not keep in registers
-    TRANSFORMER_INLINE void group(const unsigned char* w, const int8_t* x, i32* d)
+    // 23 instructions for 16 products, which a compiler does not keep in registers
+    template <DType, uint32_t NT> TRANSFORMER_INLINE void group(const unsigned char* w, const Group* group, i32 (&d)[NT][wide])
     {
-        i32 a = 0, b = 0, c = 0, e = 0;
+        i32 a = d[0][0], b = d[0][1], c = d[0][2], e = d[0][3];
         uint32_t u, v, even_x, odd_x;
-        const int8_t* const end = x + 32;
+        const int8_t *x = group->q, *const end = x + 32;
         __asm__ volatile(
             "1: ldr %[ox], [%[x]], #4\n    ldrd %[u], %[v], [%[w]], #8\n  sxtb16 %[ex], %[ox]\n   sxtb16 %[ox], %[ox], ror #8\n"
             "   sxtb16 r12, %[u]\n         smlad %[a], r12, %[ex], %[a]\n sxtb16 %[u], %[u], ror #8\n smlad %[a], %[u], %[ox], %[a]\n"
@@ -2231,7 +2243,7 @@ struct Dsp : Scalar {                                          // Cortex-M4 and 
                 [ex] "=&r"(even_x), [ox] "=&r"(odd_x)
             : [end] "r"(end)
             : "r12", "cc", "memory");
-        d[0] = a, d[1] = b, d[2] = c, d[3] = e;
+        d[0][0] = a, d[0][1] = b, d[0][2] = c, d[0][3] = e;
     }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
@@ -2326,6 +2338,7 @@ struct Avx2 {
     {
         return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p)));
     }
+    static constexpr bool groups(DType) { return false; }
     static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)          // |w| x sign(w): sums of two fit in 16 bits, since |x| <= 127
     {
@@ -2386,8 +2399,8 @@ struct Avx512 {
     static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
     static void store_f16(unsigned char* p, f32 x)
     {
-        const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);  // whole: g++ 12 warns of its header
-        _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), halves);
+        const __m256i y = _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);    // all lanes: g++ 12 warns of the other
+        _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), y);
     }
     static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
     static f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
@@ -2421,6 +2434,7 @@ struct Avx512 {
         _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(p)), _mm512_cvtepi32_epi8(_mm512_castps_si512(n)));
     }
     static bytes load_bytes(const unsigned char* p) { return _mm512_loadu_si512(p); }
+    static constexpr bool groups(DType) { return false; }
     static i32 begin(int32_t sum) { return iset(-128 * sum); } // VPDPBUSD wants unsigned weights: w + 128
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
@@ -2489,6 +2503,7 @@ struct Neon {
         vst1_lane_s32(static_cast<int32_t*>(static_cast<void*>(p)), vreinterpret_s32_s8(vmovn_s16(vcombine_s16(x, x))), 0);
     }
     static bytes load_bytes(const unsigned char* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+    static constexpr bool groups(DType) { return false; }
     static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
@@ -2505,6 +2520,46 @@ struct Neon {
 protected:
     static bytes four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return vreinterpretq_s8_s32(iset(v)); }
 };
+
+// SDOT by assembler: clang 14's header has no such function unless the whole unit is compiled for it.
+TRANSFORMER_TARGET(TRANSFORMER_NEON_DOT_TARGET)
+struct NeonDot : Neon {
+    static constexpr Isa isa = Isa::neon_dot;
+    static i32 dot(i32 acc, bytes w, const int8_t* x) { return quarter<0>(acc, w, four(x)); }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return dot(acc, low(w), x); }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot(acc, high(w), x); }
+    static constexpr bool groups(DType) { return true; }
+    template <DType type, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
+    {
+        TRANSFORMER_UNROLL for (uint32_t half = 0; half < 2; half++) {
+            bytes v[NT];
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) v[k] = vld1q_s8(x[k].q + 16 * half);
+            if constexpr (type == DType::q8_0) {
+                const unsigned char* const p = w + 256 * half;
+                quarters<0>(d, load_bytes(p), v), quarters<1>(d, load_bytes(p + 64), v);
+                quarters<2>(d, load_bytes(p + 128), v), quarters<3>(d, load_bytes(p + 192), v);
+            } else {
+                const bytes a = load_bytes(w + 128 * half), b = load_bytes(w + 128 * half + 64);
+                quarters<0>(d, low(a), v), quarters<1>(d, high(a), v);
+                quarters<2>(d, low(b), v), quarters<3>(d, high(b), v);
+            }
+        }
+    }
+
+private:
+    static bytes low(bytes w) { return vandq_s8(w, vdupq_n_s8(15)); }
+    static bytes high(bytes w) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)); }
+    template <int columns> static i32 quarter(i32 acc, bytes w, bytes x)    // four of 16 columns, the same ones for all rows
+    {
+        __asm__("sdot %0.4s, %1.16b, %2.4b[%3]" : "+w"(acc) : "w"(w), "w"(x), "i"(columns));
+        return acc;
+    }
+    template <int columns, uint32_t NT> static void quarters(i32 (&d)[NT][wide], bytes w, const bytes (&x)[NT])
+    {
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) d[k][0] = quarter<columns>(d[k][0], w, x[k]);
+    }
+};
+TRANSFORMER_TARGET_END
 #endif
 
 }  // namespace TRANSFORMER_NAMESPACE
@@ -2828,9 +2883,10 @@ template <DType type> static void product_plain(const ProductJob& j)
     }
 }
 
-template <class R = V> TRANSFORMER_INLINE void whole_group(const unsigned char* w, const int8_t* x, typename R::i32* d)
+template <DType type, uint32_t NT, class R = V>
+TRANSFORMER_INLINE void whole_group(const unsigned char* w, const Group* x, typename R::i32 (&d)[NT][wide])
 {
-    R::group(w, x, d);
+    R::template group<type, NT>(w, x, d);
 }
 
 // acc[k] += 32 columns of a tile, rows part * lanes on, with the groups x[0 .. NT - 1].
@@ -2842,7 +2898,7 @@ TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Gr
     TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
             d[k][i] = type == DType::q8_0 ? V::begin(x[k].sum) : type == DType::q4_0 ? V::iset(-8 * x[k].sum) : V::izero();
-    if constexpr (wide > 1 && type == DType::q8_0) whole_group(u + part * 4, x->q, d[0]);
+    if constexpr (V::groups(type)) whole_group<type>(u + part * lanes * 4, x, d);
     else
     TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < quants / 64; step++)
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
@@ -3146,8 +3202,17 @@ TRANSFORMER_TARGET_END
 #undef TRANSFORMER_ROOM
 #undef TRANSFORMER_ROOM_SPACE
 #define TRANSFORMER_NEON_KERNELS &neon_room::kernels,
+TRANSFORMER_TARGET(TRANSFORMER_NEON_DOT_TARGET)
+#define TRANSFORMER_ROOM NeonDot
+#define TRANSFORMER_ROOM_SPACE neon_dot_room
+#include TRANSFORMER_SELF
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_NEON_DOT_KERNELS &neon_dot_room::kernels,
 #else
 #define TRANSFORMER_NEON_KERNELS
+#define TRANSFORMER_NEON_DOT_KERNELS
 #endif
 #undef TRANSFORMER_ROOM_PASS
 #undef TRANSFORMER_IMPLEMENTING
@@ -3170,13 +3235,17 @@ static bool processor_has(Isa isa)
     if (isa == Isa::avx512)
         return avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#elif TRANSFORMER_NEON && defined(AT_HWCAP)
+    if (isa == Isa::neon_dot) return (getauxval(AT_HWCAP) & 1ul << 20) != 0;            // HWCAP_ASIMDDP
+#elif !defined(__ARM_FEATURE_DOTPROD)
+    if (isa == Isa::neon_dot) return false;
 #endif
     return isa != Isa::best;
 }
 static const Kernels* room_of(Isa isa)
 {
     const Kernels* const others[] = {TRANSFORMER_AVX512_KERNELS TRANSFORMER_AVX_VNNI_KERNELS TRANSFORMER_AVX2_KERNELS
-        TRANSFORMER_NEON_KERNELS nullptr};
+        TRANSFORMER_NEON_DOT_KERNELS TRANSFORMER_NEON_KERNELS nullptr};
     for (const Kernels* const* k = others; *k; k++)
         if ((isa == Isa::best || isa == (*k)->isa) && processor_has((*k)->isa)) return *k;
     return isa == Isa::best || isa == base_room::kernels.isa ? &base_room::kernels : nullptr;
@@ -5016,7 +5085,7 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 }  // namespace TRANSFORMER_NAMESPACE
 
-#if defined(__clang__) && !defined(__wasm__)
+#if defined(__clang__) && TRANSFORMER_X86
 #pragma float_control(pop)
 #elif defined(__GNUC__) && !defined(__clang__)
 #pragma GCC pop_options
