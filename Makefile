@@ -1,6 +1,9 @@
 # make            builds ./run, the command line: what most people want
 # make test       builds and runs the tests: needs g++, make and doctest (Debian: doctest-dev; or DOCTEST=folder with doctest.h)
 # make bench      measures kernels and models on this machine
+# make bench-peers  measures beside llama.cpp and llama2.c, which tests/peers.py is told of by LLAMA_CPP, LLAMA2C and MODEL
+# make bench-base     keeps ./run as what later ones are held against
+# make bench-check    pairs that one with ./run and fails where it is over 5 % slower
 # make size       prints the code size of the header on a Cortex-M4, if the compiler is there
 # make cross      runs the header on every emulated target that is installed (tests/cross.sh), the microcontroller too
 # make sanitize   runs the tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -47,6 +50,16 @@ sanitize: doctest
 bench: $(BUILD)/bench
 	$(BUILD)/bench
 
+bench-base: run
+	@mkdir -p $(BUILD)
+	cp run $(BUILD)/run.base
+
+bench-check: run
+	tests/peers.py $(BUILD)/run.base
+
+bench-peers: run $(BUILD)/bench
+	tests/peers.py
+
 $(BUILD)/bench: tests/bench.cpp $(HEADERS)
 	@mkdir -p $(BUILD)
 	$(CXX) $(FLAGS) -I. $< -o $@
@@ -63,4 +76,4 @@ lint:
 clean:
 	rm -rf $(BUILD) run
 
-.PHONY: doctest test sanitize bench size cross lint clean
+.PHONY: doctest test sanitize bench bench-base bench-check bench-peers size cross lint clean

@@ -1598,12 +1598,12 @@ struct Timing {                                                // of the same wo
     double best() const { return rate(0); }
     double median() const { return rate(seconds.size() / 2); }
 };
-Timing timed(uint32_t tokens, uint32_t repeat, Session* session, const std::function<Status()>& work)
+Timing timed(uint32_t tokens, uint32_t repeat, Session* session, const std::function<Status()>& work, uint32_t depth = 0)
 {
     Timing t;
     t.tokens = tokens;
     for (uint32_t i = 0; tokens && i < repeat; i++) {
-        check(transformer::rewind(*session, 0), "bench");
+        check(transformer::rewind(*session, depth), "bench");
         const double start = now();
         check(work(), "bench");
         t.seconds.push_back(now() - start);
@@ -1632,12 +1632,13 @@ int run_bench(const Arguments& a)
     const bool encodes = m.cross() && m.encoder().n_layers;
     const Config& first = encodes ? m.encoder() : m.config();
     const uint32_t most = context(a, m.config()), n_prefill = first.n_frames ? first.n_frames : std::min(a.prefill, most);
-    const uint32_t n_decode = m.causal() ? std::min(a.decode, most) : 0;
-    if (std::max(a.prefill, a.decode) > most)
-        say("--prefill and --decode are cut to the context of " + counted(most, "position"));
+    const uint32_t n_decode = m.causal() ? std::min(a.decode, most) : 0, depth = m.causal() ? std::min(a.depth, most - n_decode) : 0;
+    if (std::max(a.prefill, a.decode + a.depth) > most)
+        say("--prefill, --decode and --depth are cut to the context of " + counted(most, "position"));
     const Prompt prefill = any_prompt(first, n_prefill), decode = any_prompt(m.config(), n_decode);
+    const Prompt before = any_prompt(m.config(), depth);
     Need need;
-    need.positions = std::max(n_prefill, n_decode);
+    need.positions = std::max(n_prefill, n_decode + depth);
     need.source = n_prefill;
     need.cache = DType::f16;
     Runner r;
@@ -1648,6 +1649,10 @@ int run_bench(const Arguments& a)
         return encodes ? transformer::encode(r.session, prefill.input(), nullptr)
             : transformer::forward(r.session, prefill.input(), nullptr);
     });
+    if (depth) {
+        check(transformer::rewind(r.session, 0), m.name);
+        check(transformer::forward(r.session, before.input(), nullptr), m.name);
+    }
     const Timing out = timed(n_decode, a.repeat, &r.session, [&] {
         Status status;
         for (uint32_t i = 0; i < n_decode && status; i++) {
@@ -1657,7 +1662,7 @@ int run_bench(const Arguments& a)
             status = transformer::forward(r.session, one, nullptr);
         }
         return status;
-    });
+    }, depth);
     const uint64_t bytes = weights::count(weights::source_of(m.model), weights::WriteOptions{}).bytes_per_token;
     const char *isa = transformer::room_name(r.session), *cache = type_name(r.session.options.cache);
     if (a.json) {
@@ -1669,7 +1674,7 @@ int run_bench(const Arguments& a)
         json.add("model", m.name);
         add("prefill", in);
         add("decode", out);
-        json.add("repeat", uint64_t{a.repeat}).add("threads", uint64_t{r.threads}).add("isa", isa).add("kv", cache);
+        json.add("depth", uint64_t{depth}).add("repeat", uint64_t{a.repeat}).add("threads", uint64_t{r.threads}).add("isa", isa).add("kv", cache);
         json.add("bytes_per_token", bytes).add("weights_bytes", m.size).add("session_bytes", r.memory.size);
         return print(json.text() + "\n");
     }

@@ -31,22 +31,22 @@
 //     >> 8 Operations                   75   what the model is written in
 //     >> 9 Forward                     130   embed, blocks, final norm, head; encoders
 //     >> 10 The block                   55   one function, every published wiring
-//     >> 11 Attention                  430   MHA, GQA, MQA, MLA, cross; its order of arithmetic
+//     >> 11 Attention                  510   MHA, GQA, MQA, MLA, cross; its order of arithmetic
 //     >> 12 Feed-forward               145   gated or plain, experts, router
 //     >> 13 Positions                  135   embeddings, convolution, sinusoids, RoPE
-//     >> 14 Norms                       20   LayerNorm and RMSNorm are one function
+//     >> 14 Norms                       25   LayerNorm and RMSNorm are one function
 //   Part III  Numbers
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                   105   y = W x + b, shared out over threads
-//     >> 18 Rooms                      475   an ISA is one struct of words
-//     >> 19 Kernels                    620   written once over the words
+//     >> 18 Rooms                      480   an ISA is one struct of words
+//     >> 19 Kernels                    715   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
 //     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
-//     >> 24 Threads                    125   a small pool, on request
+//     >> 24 Threads                    200   a small pool, on request
 //     >> 25 Files                      100   map or read a file; can be left out
 //
 // Notation: T tokens of a batch, S positions attended to, D dim, H n_heads, K n_kv_heads, d head_dim, F hidden_dim,
@@ -414,8 +414,8 @@ typedef void (*ParallelFor)(void* user, uint32_t n, Task task, void* data); // t
 struct Options {
     uint32_t capacity = 256;        // positions of the decoder's cache, or the longest text of a lone encoder
     uint32_t source_capacity = 0;   // rows of encoder output (encoder-decoders); 0: as capacity
-    uint32_t batch = 64;            // tokens of one pass over the weights: more need more scratch and run faster
-    DType cache = DType::f16;       // f16 or f32
+    uint32_t batch = 128;           // tokens of one pass over the weights: more need more scratch and run faster
+    DType cache = DType::f16;       // f16, f32 or q8_0
     bool all_logits = false;        // keep a row of logits for every token; a forward then takes at most `batch` tokens
     Isa isa = Isa::best;
     uint32_t slices = 1;            // parts that work is cut into, one for each thread; never changes a bit
@@ -486,11 +486,19 @@ constexpr uint32_t attention_wave = 32;                        // blocks that sl
 
 static constexpr uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static constexpr bool is_causal(const Config& c) { return (c.flags & flag_causal) != 0; }
-// Bytes of one layer's keys and values for n positions: for each kv head K in tiles of 16 positions, [pos / 16][d][16], then
-// V in rows, [pos][dv].
-static constexpr uint64_t kv_head_bytes(const Config& c, uint64_t n, DType type)
+// The cache holds, for each kv head, K in tiles of 16 positions, [pos / 16][d][16], then V in rows, [pos][dv]. In 8 bits a
+// tile is for each 32 of d [32][16] bytes and 16 f32 scales, a row for each 32 of dv a f32 scale and 32 bytes.
+static constexpr uint64_t key_tile_bytes(uint32_t d, DType type)
 {
-    return round_up(round_up(n, 16) * (uint64_t{c.head_dim} + c.v_head_dim) * unit_bytes(type), 64);
+    return type == DType::q8_0 ? (uint64_t{d} + 31) / 32 * 576 : uint64_t{d} * 16 * unit_bytes(type);
+}
+static constexpr uint64_t value_row_bytes(uint32_t dv, DType type)
+{
+    return type == DType::q8_0 ? (uint64_t{dv} + 31) / 32 * 36 : uint64_t{dv} * unit_bytes(type);
+}
+static constexpr uint64_t kv_head_bytes(const Config& c, uint64_t n, DType type)       // one layer's, for n positions
+{
+    return round_up(round_up(n, 16) / 16 * (key_tile_bytes(c.head_dim, type) + 16 * value_row_bytes(c.v_head_dim, type)), 64);
 }
 static constexpr uint64_t query_width(const Config& c) { return uint64_t{c.n_heads} * c.head_dim; }
 static constexpr uint64_t mixed_width(const Config& c) { return uint64_t{c.n_heads} * c.v_head_dim; }
@@ -784,6 +792,7 @@ struct Kernels {
     void (*product[n_dtypes])(const struct ProductJob& job);
     // row `token` of n floats: its groups `stride` apart, and its residuals; returns the end of those
     Residual* (*quantise)(const float* x, uint32_t n, uint32_t token, uint32_t stride, Group* out, Residual* rest);
+    void (*quantise_group)(const float* x, Group* out);                                 // 32 floats
     void (*to_f16)(const float* x, uint32_t n, unsigned char* out);                     // saturates at 65,504
     void (*normalise)(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps,
         float* y);
@@ -1058,7 +1067,7 @@ static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count
                                     : is_causal(c) ? s.options.capacity : batch_rows(c, s.options, source);
     Keys k;
     k.head_bytes = kv_head_bytes(c, capacity, s.options.cache);
-    k.v_offset = round_up(capacity, 16) * c.head_dim * unit_bytes(s.options.cache);
+    k.v_offset = round_up(capacity, 16) / 16 * key_tile_bytes(c.head_dim, s.options.cache);
     const uint64_t index = cross || is_causal(c) ? layer : 0;
     k.data = s.memory + s.plan.at[cross ? region_cross : region_cache] + index * c.n_kv_heads * k.head_bytes;
     k.count = count;
@@ -1068,35 +1077,51 @@ static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count
 // A tile of 16 keys is zeroed before its first position comes, for scores are computed for whole tiles.
 static void clear_tiles(const Session& s, Keys keys, uint32_t first, uint32_t count)
 {
-    const uint64_t tile = uint64_t{config(s).head_dim} * 16 * unit_bytes(s.options.cache);
+    const uint64_t tile = key_tile_bytes(config(s).head_dim, s.options.cache);
     for (uint64_t t = (uint64_t{first} + 15) / 16; t * 16 < uint64_t{first} + count; t++)
-        for (uint32_t h = 0; h < config(s).n_kv_heads; h++) memset(keys.data + h * keys.head_bytes + t * tile, 0, tile);
+        for (uint32_t h = 0; h < config(s).n_kv_heads; h++) memset(keys.data + h * keys.head_bytes + t * tile, 0, static_cast<size_t>(tile));
+}
+
+// n floats into the cache: as column `column` of a tile of 16 keys, or (width 1) as a row of values.
+static void store_row(const Session& s, const float* x, uint32_t n, unsigned char* out, uint32_t width, uint32_t column)
+{
+    for (uint32_t i = 0; i < n; i += 32) {
+        const uint32_t part = least(32u, n - i);
+        unsigned char row[64];
+        float group[32] = {};
+        Group q;
+        switch (s.options.cache) {
+        case DType::f16:
+            s.room->to_f16(x + i, part, row);
+            for (uint32_t e = 0; e < part; e++) memcpy(out + 2 * (uint64_t{i + e} * width + column), row + 2 * e, 2);
+            break;
+        case DType::q8_0:
+            memcpy(group, x + i, part * sizeof(float));
+            s.room->quantise_group(group, &q);
+            if (width == 1) store_f32(out, q.scale), out += 4;
+            for (uint32_t e = 0; e < 32; e++) memcpy(out + e * width + column, q.q + e, 1);
+            out += 32 * width;
+            if (width > 1) store_f32(out + 4 * column, q.scale), out += 4 * width;
+            break;
+        default:
+            for (uint32_t e = 0; e < part; e++) store_f32(out + 4 * (uint64_t{i + e} * width + column), x[i + e]);
+        }
+    }
 }
 
 // Rows begin .. end - 1 of k (T, K d) and v (T, K dv) become positions first + begin .. of the cache.
-static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t begin, uint32_t end)
+static void store_keys(const Session& s, Keys keys, uint32_t first, const float* k, const float* v, uint32_t begin,
+    uint32_t end)
 {
     const Config& c = config(s);
-    const uint32_t d = c.head_dim, dv = c.v_head_dim, bytes = unit_bytes(s.options.cache);
+    const uint32_t d = c.head_dim, dv = c.v_head_dim;
+    const DType type = s.options.cache;
     for (uint32_t t = begin; t < end; t++)
         for (uint32_t h = 0; h < c.n_kv_heads; h++) {
-            const uint64_t pos = uint64_t{first} + t;
-            unsigned char* const tile = keys.data + h * keys.head_bytes + (pos / 16 * d * 16 + pos % 16) * bytes;
-            unsigned char* const value = keys.data + h * keys.head_bytes + keys.v_offset + pos * dv * bytes;
-            const float* const key = k + (uint64_t{t} * c.n_kv_heads + h) * d;
-            const float* const from = v + (uint64_t{t} * c.n_kv_heads + h) * dv;
-            if (bytes == 4) {
-                for (uint32_t i = 0; i < d; i++) store_f32(tile + uint64_t{i} * 64, key[i]);
-                for (uint32_t i = 0; i < dv; i++) store_f32(value + uint64_t{i} * 4, from[i]);
-                continue;
-            }
-            s.room->to_f16(from, dv, value);
-            unsigned char row[64];
-            for (uint32_t i = 0; i < d; i += 32) {             // a column of the tile
-                const uint32_t n = least(32u, d - i);
-                s.room->to_f16(key + i, n, row);
-                for (uint32_t e = 0; e < n; e++) memcpy(tile + uint64_t{i + e} * 32, row + 2 * e, 2);
-            }
+            const uint64_t pos = uint64_t{first} + t, row = uint64_t{t} * c.n_kv_heads + h;
+            unsigned char* const head = keys.data + h * keys.head_bytes;
+            store_row(s, k + row * d, d, head + pos / 16 * key_tile_bytes(d, type), 16, static_cast<uint32_t>(pos % 16));
+            store_row(s, v + row * dv, dv, head + keys.v_offset + pos * value_row_bytes(dv, type), 1, 0);
         }
 }
 
@@ -1163,8 +1188,8 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
     const Session& s = *a.s;
     const Config& c = config(s);
     const uint32_t group = c.n_heads / c.n_kv_heads, width = static_cast<uint32_t>(query_width(c));
-    const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes + uint64_t{first_key} * c.head_dim
-        * unit_bytes(s.options.cache);
+    const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes
+        + uint64_t{first_key} / 16 * key_tile_bytes(c.head_dim, s.options.cache);
     const float* q[attention_rows] = {};
     for (uint32_t i = 0; i < n; i++)
         q[i] = floats(s, region_q) + uint64_t{(r + i) / group} * width + (kv_head * group + (r + i) % group) * c.head_dim;
@@ -1200,7 +1225,8 @@ static Queries queries_of(const Attend& a, uint32_t unit)
 {
     const Session& s = *a.s;
     const Config& c = config(s);
-    const uint32_t group = c.n_heads / c.n_kv_heads, rows = a.count * group, per_head = (rows + attention_rows - 1) / attention_rows;
+    const uint32_t group = c.n_heads / c.n_kv_heads, rows = a.count * group;
+    const uint32_t per_head = (rows + attention_rows - 1) / attention_rows;
     Queries u = {unit / per_head, unit % per_head * attention_rows, 0, UINT32_MAX, 0, {}, {}};
     for (u.n = 0; u.n < attention_rows && u.r + u.n < rows; u.n++) {
         const uint32_t t = (u.r + u.n) / group, h = u.kv_head * group + (u.r + u.n) % group;
@@ -1229,8 +1255,8 @@ static void attend_block(const Attend& a, const Queries& u, uint32_t key, float*
 {
     const Session& s = *a.s;
     const uint32_t n_keys = least(attention_block, u.last - key), dv = config(s).v_head_dim;
-    const unsigned char* const v = a.keys.data + u.kv_head * a.keys.head_bytes + a.keys.v_offset + uint64_t{key} * dv
-        * unit_bytes(s.options.cache);
+    const unsigned char* const v = a.keys.data + u.kv_head * a.keys.head_bytes + a.keys.v_offset
+        + key * value_row_bytes(dv, s.options.cache);
     block_scores(a, u.kv_head, u.r, u.n, key, n_keys, scores);
     for (uint32_t i = 0; i < u.n; i++)
         s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &part[i], &part[attention_rows + i]);
@@ -1342,7 +1368,8 @@ TRANSFORMER_OUTLINE static void observe_weights(Attend& a)
 static Rows attend(Session& s, const Attention& w, Keys keys, uint32_t count, bool cross, const float* k)
 {
     const Config& c = config(s);
-    const uint32_t rows = count * (c.n_heads / c.n_kv_heads), units = (rows + attention_rows - 1) / attention_rows * c.n_kv_heads;
+    const uint32_t rows = count * (c.n_heads / c.n_kv_heads);
+    const uint32_t units = (rows + attention_rows - 1) / attention_rows * c.n_kv_heads;
     Attend a = {&s, &w, keys, count, cross, k, units, 1, 0};
     const uint64_t work = uint64_t{count} * keys.count * c.n_heads * c.head_dim;
     a.slices = least(most(s.options.slices, 1u), pieces_of(s, work, 32768, UINT32_MAX));
@@ -2151,6 +2178,7 @@ struct Scalar {
     static f32 load_f16(const unsigned char* p) { return f16_to_f32(static_cast<uint16_t>(load_u16(p))); }
     static void load_f16s(const unsigned char* p, f32* x) { for (uint32_t i = 0; i < wide; i++) x[i] = load_f16(p + 2 * i); }
     static f32 load_bf16(const unsigned char* p) { return bf16_to_f32(static_cast<uint16_t>(load_u16(p))); }
+    static f32 load_i8(const unsigned char* p) { return static_cast<float>(static_cast<int8_t>(*p)); }
     static void store(float* p, f32 x) { *p = x; }
     static void store_f16(unsigned char* p, f32 x) { store_u16(p, f32_to_f16(x)); }     // of -65504 .. 65504 or NaN
     static f32 add(f32 a, f32 b) { return a + b; }
@@ -2288,6 +2316,10 @@ struct Avx2 {
     {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16));
     }
+    static f32 load_i8(const unsigned char* p)
+    {
+        return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(static_cast<const void*>(p)))));
+    }
     static void store(float* p, f32 x) { _mm256_storeu_ps(p, x); }
     static void store_f16(unsigned char* p, f32 x)
     {
@@ -2396,10 +2428,14 @@ struct Avx512 {
     {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half(p)), 16));
     }
+    static f32 load_i8(const unsigned char* p)
+    {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p)))));
+    }
     static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
     static void store_f16(unsigned char* p, f32 x)
     {
-        const __m256i y = _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);    // all lanes: g++ 12 warns of the other
+        const __m256i y = _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);   // without the mask g++ 12 warns
         _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), y);
     }
     static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
@@ -2471,6 +2507,12 @@ struct Neon {
     static f32 load_bf16(const unsigned char* p)
     {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+    }
+    static f32 load_i8(const unsigned char* p)
+    {
+        uint32_t v;
+        TRANSFORMER_COPY(&v, p, 4);
+        return to_float(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(v))))));
     }
     static void store(float* p, f32 x) { vst1q_f32(p, x); }
     static void store_f16(unsigned char* p, f32 x) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(x))); }
@@ -2807,14 +2849,17 @@ template <DType type> static inline V::f32 load_as(const unsigned char* p)
 {
     if constexpr (type == DType::f32) return V::load_f32(p);
     else if constexpr (type == DType::f16) return V::load_f16(p);
+    else if constexpr (type == DType::q8_0) return V::load_i8(p);                       // of the cache
     else return V::load_bf16(p);
 }
+
+static constexpr uint32_t value_bytes(DType type) { return type == DType::q8_0 ? 1 : unit_bytes(type); }
 
 // `wide` vectors that stand side by side
 template <DType type, class R = V> TRANSFORMER_INLINE void load_wide(const unsigned char* p, typename R::f32* x)
 {
     if constexpr (wide > 1 && type == DType::f16) R::load_f16s(p, x);
-    else TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) x[i] = load_as<type>(p + i * lanes * unit_bytes(type));
+    else TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) x[i] = load_as<type>(p + i * lanes * value_bytes(type));
 }
 
 // Dot products of NR rows of plain weights, `apart` from each other, with NT rows of activations: out[row][token].
@@ -2921,7 +2966,8 @@ TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Gr
 }
 
 // NW tiles of 16 rows, `apart` from each other, with NT tokens from t on, which stand in one panel.
-template <DType type, uint32_t NW, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t)
+template <DType type, uint32_t NW, uint32_t NT>
+static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t)
 {
     constexpr uint32_t unit = unit_bytes(type);
     const uint32_t groups = (j.cols + 31) / 32, panel = t / panel_rows * panel_rows;
@@ -2984,69 +3030,90 @@ static float dot(const float* x, const unsigned char* w, uint32_t n)
     return out[0][0];
 }
 
-// Scores of NQ queries with the 16 keys of NT tiles: one chain of fused multiply-adds over d for each.
+// Scores of NQ queries with the 16 keys of NT tiles: one chain of fused multiply-adds over d for each. Against an 8-bit cache
+// a chain of separate sums over each 32 of d, then sum += chain * scale.
 template <DType type, uint32_t NQ, uint32_t NT>
 static inline void score_tiles(const float* const* q, uint32_t d, const unsigned char* k, float* s)
 {
-    constexpr uint32_t bytes = unit_bytes(type);
+    constexpr bool scaled = type == DType::q8_0;
+    constexpr uint32_t bytes = value_bytes(type);
+    const uint64_t tile_bytes = key_tile_bytes(d, type);
     TRANSFORMER_UNROLL_STEPS for (uint32_t r = 0; r < vectors; r += wide) {
-        V::f32 acc[NQ][NT][wide];
+        V::f32 acc[NQ][NT][wide], sum[NQ][NT][wide];
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
             TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
-                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = V::zero();
-        for (uint32_t e = 0; e < d; e++) {
-            V::f32 v[NT][wide];
-            TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
-                load_wide<type>(k + ((uint64_t{t} * d + e) * 16 + r * lanes) * bytes, v[t]);
-            TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
-                const V::f32 u = V::set(q[i][e]);
+                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = sum[i][t][w] = V::zero();
+        for (uint32_t e = 0; e < d;) {
+            const unsigned char* const group = k + (scaled ? e / 32 * 576 : 0);
+            for (const uint32_t begin = e, end = scaled ? least(d, e + 32) : d; e < end; e++) {
+                V::f32 v[NT][wide];
                 TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
-                    TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = V::fma(u, v[t][w], acc[i][t][w]);
+                    load_wide<type>(group + t * tile_bytes + (uint64_t{e - begin} * 16 + r * lanes) * bytes, v[t]);
+                TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
+                    const V::f32 u = V::set(q[i][e]);
+                    TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
+                        TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++)
+                            acc[i][t][w] = scaled ? V::add(acc[i][t][w], V::mul(u, v[t][w])) : V::fma(u, v[t][w], acc[i][t][w]);
+                }
             }
+            TRANSFORMER_UNROLL for (uint32_t t = 0; scaled && t < NT; t++)
+                TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) {
+                    const V::f32 scale = V::load_f32(group + t * tile_bytes + 512 + (r + w) * lanes * 4);
+                    TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
+                        sum[i][t][w] = V::add(sum[i][t][w], V::mul(acc[i][t][w], scale));
+                        acc[i][t][w] = V::zero();
+                    }
+                }
         }
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
             TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
                 TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++)
-                    V::store(s + i * attention_block + t * 16 + (r + w) * lanes, acc[i][t][w]);
+                    V::store(s + i * attention_block + t * 16 + (r + w) * lanes, scaled ? sum[i][t][w] : acc[i][t][w]);
     }
 }
 template <DType type, uint32_t NQ> static void scores_of(const float* const* q, uint32_t d, const unsigned char* k,
     uint32_t n_tiles, float* s)
 {
     constexpr uint32_t many = lanes == 1 ? 1 : NQ > 1 ? 2 : 4;
-    const uint64_t tile_bytes = uint64_t{d} * 16 * unit_bytes(type);
+    const uint64_t tile_bytes = key_tile_bytes(d, type);
     uint32_t t = 0;
     for (; t + many <= n_tiles; t += many) score_tiles<type, NQ, many>(q, d, k + t * tile_bytes, s + t * 16);
     for (; many > 1 && t < n_tiles; t++) score_tiles<type, NQ, 1>(q, d, k + t * tile_bytes, s + t * 16);
 }
 
-// NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element.
+// NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element;
+// against an 8-bit cache separate sums of (p * scale) * q.
 template <DType type, uint32_t NQ, uint32_t NV>
 static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n,
     float* out)
 {
-    constexpr uint32_t bytes = unit_bytes(type);
-    const bool part = lanes > 1 && n < NV * lanes;
+    constexpr bool scaled = type == DType::q8_0;
+    constexpr uint32_t bytes = value_bytes(type);
+    const bool part = lanes > 1 && n < NV * lanes && !scaled;  // rows of 8-bit groups are padded
+    const uint64_t row_bytes = value_row_bytes(dv, type);
     unsigned char buffer[lanes > 1 ? 64 : 1] = {};
     V::f32 acc[NQ][NV];
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
         TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::zero();
-    for (uint32_t j = 0; j < n_keys; j++) {
-        const unsigned char* from = v + (uint64_t{j} * dv + e) * bytes;
+    v += scaled ? e / 32 * 36 : e * bytes;
+    for (uint32_t j = 0; j < n_keys; j++, v += row_bytes) {
+        const unsigned char* from = scaled ? v + 4 + e % 32 : v;
+        const float scale = scaled ? load_f32(v) : 1.0f;
         if (part) from = static_cast<const unsigned char*>(memcpy(buffer, from, n * bytes));
         V::f32 u[NV];
         if constexpr (NV == wide) load_wide<type>(from, u);
         else TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) u[r] = load_as<type>(from + r * lanes * bytes);
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++) {
-            const V::f32 w = V::set(p[i * attention_block + j]);
-            TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::fma(w, u[r], acc[i][r]);
+            const V::f32 w = V::set(scaled ? p[i * attention_block + j] * scale : p[i * attention_block + j]);
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++)
+                acc[i][r] = scaled ? V::add(acc[i][r], V::mul(w, u[r])) : V::fma(w, u[r], acc[i][r]);
         }
     }
     for (uint32_t i = 0; i < NQ; i++) {
-        float values[16];
-        float* const to = part ? values : out + uint64_t{i} * dv + e;
+        float values[lanes * NV > 16 ? lanes * NV : 16];
+        float* const to = lanes > 1 && n < NV * lanes ? values : out + uint64_t{i} * dv + e;
         TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) V::store(to + r * lanes, acc[i][r]);
-        if (part) memcpy(out + uint64_t{i} * dv + e, values, n * sizeof(float));
+        if (to == values) memcpy(out + uint64_t{i} * dv + e, values, n * sizeof(float));
     }
 }
 template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv,
@@ -3072,6 +3139,7 @@ static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned
     float* s)
 {
     if (type == DType::f16) scores_type<DType::f16>(q, n, d, k, n_tiles, s);
+    else if (type == DType::q8_0) scores_type<DType::q8_0>(q, n, d, k, n_tiles, s);
     else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
 }
 template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv,
@@ -3087,6 +3155,7 @@ template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t 
 static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
 {
     if (type == DType::f16) mix_type<DType::f16>(p, n, n_keys, v, dv, out);
+    else if (type == DType::q8_0) mix_type<DType::q8_0>(p, n, n_keys, v, dv, out);
     else mix_type<DType::f32>(p, n, n_keys, v, dv, out);
 }
 
@@ -3127,7 +3196,7 @@ static constexpr Kernels kernels = {
          has(Feature::quantised_weights) ? product_tiles<DType::q8_0> : nullptr,
      has(Feature::quantised_weights) ? product_tiles<DType::q4_0> : nullptr,
          has(Feature::quantised_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
-    quantise, to_f16, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
+    quantise, quantise_group, to_f16, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
 
 }  // namespace TRANSFORMER_ROOM_SPACE
 }  // namespace TRANSFORMER_NAMESPACE
@@ -3230,8 +3299,8 @@ static bool processor_has(Isa isa)
     uint32_t eax = 0, ebx, ecx, edx;
     if (isa == Isa::avx2) return avx2;
     if (isa == Isa::avx_vnni)
-        return avx2 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
-            (eax & 1u << 4);
+        return avx2 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax &&
+            __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
     if (isa == Isa::avx512)
         return avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -3769,8 +3838,8 @@ TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uin
     if (o.source_capacity > longest) return wrong("must be at most 2^24", "options.source_capacity", o.source_capacity);
     if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^24", "options.batch", o.batch);
     if (o.slices > 1024) return wrong("must be at most 1024", "options.slices", o.slices);
-    if (o.cache != DType::f16 && o.cache != DType::f32)
-        return wrong("must be f16 or f32", "options.cache", static_cast<uint64_t>(o.cache));
+    if (o.cache != DType::f16 && o.cache != DType::f32 && o.cache != DType::q8_0)
+        return wrong("must be f16, f32 or q8_0", "options.cache", static_cast<uint64_t>(o.cache));
     const Kernels* const room = room_of(o.isa);
     if (!room)
         return {Code::not_supported, "this build or processor lacks that instruction set", "options.isa",
@@ -5094,14 +5163,18 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 
 // >> 24 Threads -------------------------------------------------------------------------------------------------------
-// A small pool on the standard library for Options::parallel_for. Workers spin briefly for the next piece of work, then
-// sleep; the caller takes part. Nothing here changes a bit of the results.
+// A small pool on the standard library for Options::parallel_for. Who waits spins for some microseconds, then offers the
+// processor to others, then sleeps: one that only spins is lost to the very thread that it waits for. Nothing here changes a
+// bit of the results.
 #if !defined(TRANSFORMER_ROOM_PASS) && defined(TRANSFORMER_THREADS) && !defined(TRANSFORMER_THREADS_DEFINED)
 #define TRANSFORMER_THREADS_DEFINED
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #if defined(__linux__)
 #include <sched.h>
@@ -5109,13 +5182,77 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 namespace TRANSFORMER_NAMESPACE {
 
-// Threads worth starting: the processors given to this process.
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+inline void spin_briefly() { __builtin_ia32_pause(); }
+#elif defined(__GNUC__) && defined(__aarch64__)
+inline void spin_briefly() { __asm__ volatile("yield"); }
+#else
+inline void spin_briefly() {}
+#endif
+
+#if defined(__linux__)
+// Up to two numbers that a file of the kernel begins with; 0 for what is not one ("max").
+inline void read_numbers(const std::string& path, double* a, double* b)
+{
+    *a = *b = 0;
+    std::FILE* const f = std::fopen(path.c_str(), "r");
+    if (!f) return;
+    if (std::fscanf(f, "%lf %lf", a, b) < 1) *a = 0;
+    std::fclose(f);
+}
+// The processors that a control group grants: the smallest quota / period on the way up to the root, rounded up. Version 2
+// has both in cpu.max, version 1 in a file each.
+inline uint32_t granted_processors(uint32_t n)
+{
+    std::FILE* const groups = std::fopen("/proc/self/cgroup", "r");
+    char line[1024];
+    while (groups && std::fgets(line, sizeof line, groups)) {  // id:controllers:path
+        std::string path = line, root = "/sys/fs/cgroup";
+        const size_t first = path.find(':'), second = path.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = "," + path.substr(first + 1, second - first - 1) + ",";
+        if (controllers.find(",cpu,") != std::string::npos) root += "/cpu";
+        else if (controllers != ",,") continue;
+        path = path.substr(second + 1, path.find('\n') - second - 1);
+        for (bool more = true; more; path.resize(more ? path.rfind('/') : 0)) {
+            double quota, period, nothing;
+            read_numbers(root + path + "/cpu.max", &quota, &period);
+            if (period <= 0) {
+                read_numbers(root + path + "/cpu.cfs_quota_us", &quota, &nothing);
+                read_numbers(root + path + "/cpu.cfs_period_us", &period, &nothing);
+            }
+            if (quota > 0 && period > 0 && quota < period * n) n = static_cast<uint32_t>((quota + period - 1) / period);
+            more = path.rfind('/') != std::string::npos;
+        }
+    }
+    if (groups) std::fclose(groups);
+    return n;
+}
+// A processor that shares its core with a lower one of this process adds little.
+inline bool is_second_thread(uint32_t cpu, const cpu_set_t& set)
+{
+    char path[96];
+    unsigned first = cpu;
+    std::snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%u/topology/thread_siblings_list", cpu);
+    if (std::FILE* f = std::fopen(path, "r")) {
+        if (std::fscanf(f, "%u", &first) != 1) first = cpu;
+        std::fclose(f);
+    }
+    return first < cpu && CPU_ISSET(first, &set);
+}
+#endif
+
+// Threads worth starting: the cores given to this process, by its affinity and its control group.
 inline uint32_t default_threads()
 {
     uint32_t n = std::thread::hardware_concurrency();
 #if defined(__linux__)
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) n = static_cast<uint32_t>(CPU_COUNT(&set));
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        n = 0;
+        for (uint32_t cpu = 0; cpu < CPU_SETSIZE; cpu++) n += CPU_ISSET(cpu, &set) && !is_second_thread(cpu, set);
+    }
+    if (n) n = granted_processors(n);
 #endif
     return n ? n : 1;
 }
@@ -5149,8 +5286,7 @@ public:
         p.done_.store(0, std::memory_order_relaxed);
         p.publish(round);
         p.take(round);
-        for (uint32_t spins = 0; p.done_.load(std::memory_order_acquire) < n;)
-            if (++spins > 1000) std::this_thread::yield();
+        p.wait(p.finished_, p.waiting_, [&] { return p.done_.load() >= n; });
     }
 
 private:
@@ -5159,9 +5295,26 @@ private:
     void publish(uint64_t round)
     {
         ticket_.store(round << 32);
-        if (!sleepers_) return;
-        { std::lock_guard<std::mutex> lock(mutex_); }          // a worker that counted itself is waiting by now
-        wake_.notify_all();
+        wake(news_, sleepers_);
+    }
+    // A sleeper counts itself before it looks for the last time, so that a change is seen by it or it by who makes the change.
+    void wake(std::condition_variable& to, const std::atomic<uint32_t>& sleepers)
+    {
+        if (!sleepers.load()) return;
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        to.notify_all();
+    }
+    template <class Ready> void wait(std::condition_variable& on, std::atomic<uint32_t>& sleepers, Ready ready)
+    {
+        for (uint32_t spins = 0; spins < 500; spins++) {
+            if (ready()) return;
+            if (spins < 200) spin_briefly();
+            else std::this_thread::yield();
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers++;
+        on.wait(lock, ready);
+        sleepers--;
     }
     // Slices of one round, as long as there are any. The ticket is {round, next slice}: it cannot be taken in a later round.
     void take(uint64_t round)
@@ -5170,9 +5323,10 @@ private:
             t >> 32 == (round & UINT32_MAX) && (t & UINT32_MAX) < n_.load(std::memory_order_relaxed);) {
             const Task task = task_.load(std::memory_order_relaxed);
             void* const data = data_.load(std::memory_order_relaxed);
+            const uint32_t n = n_.load(std::memory_order_relaxed);
             if (!ticket_.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
             task(data, static_cast<uint32_t>(t));
-            done_.fetch_add(1, std::memory_order_release);
+            if (done_.fetch_add(1) + 1 == n) wake(finished_, waiting_);
             t = ticket_.load(std::memory_order_acquire);
         }
     }
@@ -5184,17 +5338,7 @@ private:
     void work()
     {
         for (uint64_t seen = 0; !stop_; seen = ticket_.load() >> 32) {
-            for (uint32_t spins = 0; !news(seen); spins++) {
-                if (spins < 4000) continue;
-                if (spins < 4100) {
-                    std::this_thread::yield();
-                    continue;
-                }
-                std::unique_lock<std::mutex> lock(mutex_);
-                sleepers_++;
-                wake_.wait(lock, [&] { return news(seen); });
-                sleepers_--;
-            }
+            wait(news_, sleepers_, [&] { return news(seen); });
             take(ticket_.load() >> 32);
         }
     }
@@ -5202,10 +5346,10 @@ private:
     std::atomic<Task> task_{nullptr};
     std::atomic<void*> data_{nullptr};
     std::atomic<uint64_t> ticket_{0};
-    std::atomic<uint32_t> n_{0}, done_{0}, sleepers_{0};
+    std::atomic<uint32_t> n_{0}, done_{0}, sleepers_{0}, waiting_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable news_, finished_;
     uint32_t n_workers_;
     std::unique_ptr<std::thread[]> workers_;
 };

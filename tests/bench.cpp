@@ -5,10 +5,16 @@
 #include "transformer.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 #include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace {
 
@@ -126,10 +132,43 @@ void bench_model(const char* path, uint32_t n_threads)
     unmap_file(&file);
 }
 
+// Reading is all that decoding does: bytes a second that one thread, and all of them, can read once from memory.
+void bench_memory()
+{
+    const size_t n = size_t{1} << 28;
+    unsigned char* const bytes = static_cast<unsigned char*>(std::aligned_alloc(size_t{1} << 21, n));
+#if defined(__linux__)
+    madvise(bytes, n, MADV_HUGEPAGE);                          // as much as the machine gives
+#endif
+    std::memset(bytes, 1, n);
+    const uint64_t* const data = static_cast<const uint64_t*>(static_cast<const void*>(bytes));
+    std::atomic<uint64_t> total{0};
+    for (uint32_t threads : {1u, default_threads()}) {
+        const double s = median_seconds([&] {
+            std::vector<std::thread> readers;
+            for (uint32_t t = 0; t < threads; t++)
+                readers.emplace_back([&, t] {
+                    uint64_t sums[8] = {};
+                    const size_t begin = n / 8 * t / threads / 8 * 8, end = n / 8 * (t + 1) / threads / 8 * 8;
+                    for (size_t i = begin; i < end; i += 8)
+                        for (size_t k = 0; k < 8; k++) sums[k] += data[i + k];
+                    for (uint64_t x : sums) total += x;
+                });
+            for (std::thread& r : readers) r.join();
+        });
+        std::printf("memory: %.1f GB/s read with %u threads\n", static_cast<double>(n) / s / 1e9, threads);
+    }
+    std::free(bytes);
+}
+
 }  // namespace
 
 int main(int argc, char** argv)
 {
+    if (argc > 1 && std::strcmp(argv[1], "--memory") == 0) {
+        bench_memory();
+        return 0;
+    }
     const struct { const char* name; DType type; } types[] = {{"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16},
                                                              {"q8_0", DType::q8_0}, {"q4_0", DType::q4_0},
                                                                  {"q4_1", DType::q4_1}};

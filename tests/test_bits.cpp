@@ -69,7 +69,7 @@ TEST_CASE("every number format gives the same bits in every room, batch and spli
             TestModel stored = *m;
             stored.store_as(type);
             const Opened opened(stored);
-            for (const DType cache : {DType::f32, DType::f16})
+            for (const DType cache : {DType::f32, DType::f16, DType::q8_0})
                 check_all_ways(opened.model, random_tokens(m == &tails ? 135 : 30, m->main.vocab_size), cache,
                                type == DType::q8_0);
         }
@@ -79,7 +79,7 @@ TEST_CASE("a prompt that crosses blocks of 128 positions gives the same bits how
 {
     TestModel m = make_model(small_config(20, 24, 1, 3, 1, 10, 30), Slots{}, 23);
     const auto ids = random_tokens(300, 30);
-    for (const DType cache : {DType::f32, DType::f16}) {
+    for (const DType cache : {DType::f32, DType::f16, DType::q8_0}) {
         const Opened opened(m, DType::q8_0);
         check_all_ways(opened.model, ids, cache, false);
         const std::vector<float> want = all_logits(opened.model, plain_options(300, cache), ids, 300);
@@ -291,7 +291,7 @@ TEST_CASE("layers that ask for local frequencies get the plain ones where there 
 
 TEST_CASE("after a rewind the same tokens give the same bits, and other tokens leave no trace")
 {
-    for (const DType cache : {DType::f16, DType::f32})
+    for (const DType cache : {DType::f16, DType::f32, DType::q8_0})
         for (const uint32_t position : {0u, 1u, 15u, 16u, 17u, 127u, 128u, 129u, 140u}) {
             const Opened opened(make_model(small_config(20, 24, 2, 3, 1, 8, 30), Slots{}, 25));
             const auto ids = random_tokens(140, 30), other = random_tokens(150, 30, 99);

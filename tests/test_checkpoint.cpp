@@ -938,7 +938,7 @@ TEST_CASE("options that make no sense are named")
     CHECK_STATUS(with([](Options& o) { o.batch = 0; }), Code::bad_argument, "options.batch");
     CHECK_STATUS(with([](Options& o) { o.batch = 0xffffffffu; }), Code::bad_argument, "options.batch");
     CHECK_STATUS(with([](Options& o) { o.slices = 0xffffffffu; }), Code::bad_argument, "options.slices");
-    CHECK_STATUS(with([](Options& o) { o.cache = DType::q8_0; }), Code::bad_argument, "options.cache");
+    CHECK_STATUS(with([](Options& o) { o.cache = DType::q4_0; }), Code::bad_argument, "options.cache");
     CHECK_STATUS(with([](Options& o) { o.cache = static_cast<DType>(77); }), Code::bad_argument, "options.cache");
     CHECK_STATUS(with([](Options& o) { o.isa = static_cast<Isa>(77); }), Code::not_supported, "options.isa");
     CHECK(with([](Options& o) { o.slices = 0; }).code == Code::ok);

@@ -24,7 +24,7 @@ struct Arguments {
     std::string mode = "generate", type, kv, isa = "best", pooling; // choices
     float temperature = 1.0f, top_p = 0.9f, min_p = 0.0f, repeat_penalty = 1.0f;
     std::optional<uint64_t> seed, layer, predict;
-    uint32_t top_k = 0, threads = 0, ctx_size = 0, window = 0, prefill = 512, decode = 128, repeat = 3;
+    uint32_t top_k = 0, threads = 0, ctx_size = 0, window = 0, prefill = 512, decode = 128, depth = 0, repeat = 3;
     std::vector<int32_t> ids, source_ids, types, mask, source_mask;
     bool stats = false, json = false, all = false, ignore_eos = false, encoder = false, no_parse_special = false,
          no_add_special = false, help = false, version = false;
@@ -110,6 +110,7 @@ inline const Option options[] = {
     {"window", 0, "N", &A::window, 2, any_u32, v_perplexity, "tokens that are seen together (the context)"},
     {"prefill", 0, "N", &A::prefill, 1, 1e6, v_bench, "tokens of the prompt (512)"},
     {"decode", 0, "N", &A::decode, 1, 1e6, v_bench, "tokens made one by one (128)"},
+    {"depth", 0, "N", &A::depth, 0, 1e6, v_bench, "positions that stand in the cache before those (0)"},
     {"repeat", 0, "N", &A::repeat, 1, 1000, v_bench, "runs of each (3)"},
     {"header", 0, "FILE", &A::header, 0, 0, v_import, "also write a C++ header with the constexpr Config and sizes"},
     {"threads", 0, "N", &A::threads, 1, 256, v_forward, "threads (as many as the processors given to the process)"},
