@@ -1077,9 +1077,9 @@ static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count
 // A tile of 16 keys is zeroed before its first position comes, for scores are computed for whole tiles.
 static void clear_tiles(const Session& s, Keys keys, uint32_t first, uint32_t count)
 {
-    const uint64_t tile = key_tile_bytes(config(s).head_dim, s.options.cache);
+    const size_t tile = static_cast<size_t>(key_tile_bytes(config(s).head_dim, s.options.cache));
     for (uint64_t t = (uint64_t{first} + 15) / 16; t * 16 < uint64_t{first} + count; t++)
-        for (uint32_t h = 0; h < config(s).n_kv_heads; h++) memset(keys.data + h * keys.head_bytes + t * tile, 0, static_cast<size_t>(tile));
+        for (uint32_t h = 0; h < config(s).n_kv_heads; h++) memset(keys.data + h * keys.head_bytes + t * tile, 0, tile);
 }
 
 // n floats into the cache: as column `column` of a tile of 16 keys, or (width 1) as a row of values.
