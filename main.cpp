@@ -272,12 +272,11 @@ uint64_t physical_memory()
 }
 transformer::Isa isa_named(const Arguments& a)
 {
-    using transformer::Isa;
-    const Isa isa = a.isa == "scalar" ? Isa::scalar : a.isa == "neon" ? Isa::neon : a.isa == "avx2" ? Isa::avx2
-        : a.isa == "avx512" ? Isa::avx512 : Isa::best;
-    if (isa != Isa::best && !transformer::room_available(isa))
+    uint32_t isa = 0;
+    while (isa + 1 < transformer::n_isas && a.isa != transformer::isa_names[isa]) isa++;
+    if (!transformer::room_available(static_cast<transformer::Isa>(isa)))
         throw Failure("--isa " + a.isa + ": this machine does not have it; use best");
-    return isa;
+    return static_cast<transformer::Isa>(isa);
 }
 
 struct Need {                                                  // what a verb wants of its model and session
@@ -1742,9 +1741,10 @@ std::string usage(const Verb& v) { return std::string("run ") + v.name + (*v.nam
 std::string help(const Verb& verb)
 {
     std::string text = "usage: " + usage(verb) + "\n" + verb.help + "\n\n";
-    for (const Option& o : options)
-        if (o.verbs & verb.bit)
-            text += format("  %-40s %s\n", (spelling(o) + (o.value ? std::string(" ") + o.value : "")).c_str(), o.help);
+    for (const Option& o : options) {
+        const std::string left = spelling(o) + (o.value ? std::string(" ") + o.value : "");
+        if (o.verbs & verb.bit) text += format("  %-40s ", left.c_str()) + (left.size() > 40 ? format("\n%43s", "") : "") + o.help + "\n";
+    }
     if (*verb.name) return text;
     text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin, a .gguf or a Hugging Face folder.\n"
             "Other verbs (`run VERB -h` tells more):\n";

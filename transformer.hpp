@@ -39,8 +39,8 @@
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                   105   y = W x + b, shared out over threads
-//     >> 18 Rooms                      470   an ISA is one struct of words
-//     >> 19 Kernels                    700   written once over the words
+//     >> 18 Rooms                      480   an ISA is one struct of words
+//     >> 19 Kernels                    715   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
 //     >> 21 Tokenizer                  1150   text to ids and back
@@ -81,7 +81,7 @@
 //   TRANSFORMER_NAMESPACE       another name for the namespace (two vendored versions can live in one program)
 //   TRANSFORMER_NO_STDIO        leave out section 25 (files); nothing of the operating system is then used
 //   TRANSFORMER_THREADS         compile section 24, a small pool on <thread>; without it use Options::parallel_for
-//   TRANSFORMER_ISA             one room only, by name (Scalar, Neon, Avx2, Avx512): microcontrollers and tests
+//   TRANSFORMER_ISA             one room only, by name (Scalar, NeonDot, Avx2, ...): microcontrollers and tests
 //   TRANSFORMER_FEATURES        mask of Feature: what is left out costs no code
 //   TRANSFORMER_SELF            the header's own file name, if you rename it
 
@@ -394,7 +394,9 @@ struct Model {
 // >> 6 Session --------------------------------------------------------------------------------------------------------
 // One timeline over a model: the KV cache, the scratch of one batch and the logits, all inside the caller's memory. plan()
 // both measures and places, so the size that session_size() gives is exact: one byte less is refused.
-enum class Isa : uint8_t { best, scalar, neon, avx2, avx512 };
+enum class Isa : uint8_t { best, scalar, neon, neon_dot, avx2, avx_vnni, avx512 };
+constexpr uint32_t n_isas = 7;
+constexpr const char* isa_names[n_isas] = {"best", "scalar", "neon", "neon_dot", "avx2", "avx_vnni", "avx512"};
 
 struct Event {                      // what an observer sees; valid during the call only
     enum Kind : uint8_t { embedding, layer_output, hidden, attention_row } kind = embedding;
@@ -679,7 +681,7 @@ TRANSFORMER_API Status generate(Session& session, const int32_t* ids, uint32_t n
     void* user,
                                 uint32_t* generated = nullptr);
 
-TRANSFORMER_API const char* room_name(const Session& session); // "scalar", "neon", "avx2", "avx512"
+TRANSFORMER_API const char* room_name(const Session& session); // of isa_names
 TRANSFORMER_API bool room_available(Isa isa);
 TRANSFORMER_API const char* role_name(uint32_t role);          // of the tensor table, see >> 20 Checkpoint
 
@@ -726,23 +728,24 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #endif
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
 #define TRANSFORMER_X86 1
+#include <cpuid.h>
 #include <immintrin.h>
 #else
 #define TRANSFORMER_X86 0
 #endif
+#if TRANSFORMER_X86 && __has_include(<avxvnniintrin.h>)        // g++ 11, clang 12
+#define TRANSFORMER_AVX_VNNI 1
+#else
+#define TRANSFORMER_AVX_VNNI 0
+#endif
 #if defined(__aarch64__) && defined(__ARM_NEON) && !defined(__ARM_BIG_ENDIAN)
 #define TRANSFORMER_NEON 1
 #include <arm_neon.h>
+#if defined(__linux__) && __has_include(<sys/auxv.h>)
+#include <sys/auxv.h>
+#endif
 #else
 #define TRANSFORMER_NEON 0
-#endif
-#if TRANSFORMER_X86
-#define TRANSFORMER_HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))   // f16c came before both
-#define TRANSFORMER_HAS_AVX512 (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && \
-                                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-#else
-#define TRANSFORMER_HAS_AVX2 false
-#define TRANSFORMER_HAS_AVX512 false
 #endif
 #if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define TRANSFORMER_FMA 1
@@ -751,8 +754,10 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 #endif
 
 #if defined(__clang__)                                         // no contraction, no reassociation, whatever the flags
-#if !defined(__wasm__)                                         // which has neither to lose, nor this pragma
+#if TRANSFORMER_X86                                            // clang 14 has this pragma for few processors
 #pragma float_control(precise, on, push)
+#else
+#pragma clang fp reassociate(off)
 #endif
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -781,6 +786,7 @@ constexpr float lowest_f32 = -3.402823466e+38f, most_f32 = 3.402823466e+38f;    
 
 // A room's functions: what is worth a vector unit. Written once in >> 19 Kernels, compiled once a room.
 struct Kernels {
+    Isa isa;
     const char* name;
     // y[t][row] = W x[t] + b for the rows of tiles first .. last - 1 of a (rows, cols) matrix; x: n rows of floats or Groups
     void (*product[n_dtypes])(const struct ProductJob& job);
@@ -1071,7 +1077,7 @@ static Keys keys_of(const Session& s, uint32_t layer, bool cross, uint32_t count
 // A tile of 16 keys is zeroed before its first position comes, for scores are computed for whole tiles.
 static void clear_tiles(const Session& s, Keys keys, uint32_t first, uint32_t count)
 {
-    const uint64_t tile = key_tile_bytes(config(s).head_dim, s.options.cache);
+    const size_t tile = static_cast<size_t>(key_tile_bytes(config(s).head_dim, s.options.cache));
     for (uint64_t t = (uint64_t{first} + 15) / 16; t * 16 < uint64_t{first} + count; t++)
         for (uint32_t h = 0; h < config(s).n_kv_heads; h++) memset(keys.data + h * keys.head_bytes + t * tile, 0, tile);
 }
@@ -2139,13 +2145,32 @@ static void parallel(const Session& s, uint32_t pieces, Task task, void* data)
 #define TRANSFORMER_UNROLL
 #endif
 #define TRANSFORMER_UNROLL_STEPS
+#define TRANSFORMER_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TRANSFORMER_TARGET(isa) TRANSFORMER_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define TRANSFORMER_TARGET_END _Pragma("clang attribute pop")
+#else
+#define TRANSFORMER_TARGET(isa) _Pragma("GCC push_options") TRANSFORMER_PRAGMA(GCC target(isa))
+#define TRANSFORMER_TARGET_END _Pragma("GCC pop_options")
+#endif
+#define TRANSFORMER_AVX2_TARGET "avx2,fma,f16c"
+#define TRANSFORMER_AVX_VNNI_TARGET "avxvnni,avx2,fma,f16c"
+#define TRANSFORMER_AVX512_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+#if defined(__clang__)
+#define TRANSFORMER_NEON_DOT_TARGET "dotprod"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define TRANSFORMER_NEON_DOT_TARGET "+dotprod"
+#else
+#define TRANSFORMER_NEON_DOT_TARGET "arch=armv8.2-a+dotprod"
+#endif
+
 struct Scalar {
     // what its registers hold at a time
     static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1, streams = 1;
     typedef float f32;
     typedef int32_t i32;
     typedef const unsigned char* bytes;
-    static constexpr const char* name() { return "scalar"; }
+    static constexpr Isa isa = Isa::scalar;
     static f32 zero() { return 0; }
     static f32 set(float x) { return x; }
     static f32 load(const float* p) { return *p; }
@@ -2193,12 +2218,12 @@ struct Scalar {
         for (int i = 0; i < 4; i++) acc += static_cast<int8_t>(w[i]) * x[i];
         return acc;
     }
-    // d[r] = 32 columns of q8_0, rows r = 0 .. 3
-    static void group(const unsigned char* w, const int8_t* x, i32* d)
+    // d[k] += 32 columns of `wide` vectors of rows with x[k], of the types that have this as one word
+    static constexpr bool groups(DType type) { return type == DType::q8_0; }
+    template <DType, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
     {
-        d[0] = d[1] = d[2] = d[3] = 0;
-        for (int k = 0; k < 32; k += 4)
-            TRANSFORMER_UNROLL for (int r = 0; r < 4; r++) d[r] = dot(d[r], w + 16 * k + 4 * r, x + k);
+        for (uint32_t k = 0; k < 32; k += 4)
+            TRANSFORMER_UNROLL for (uint32_t r = 0; r < wide; r++) d[0][r] = dot(d[0][r], w + 16 * k + 4 * r, x->q + k);
     }
     static i32 dot_low(i32 acc, bytes w, const int8_t* x)
     {
@@ -2228,12 +2253,12 @@ struct Dsp : Scalar {                                          // Cortex-M4 and 
             __asm__("vcvtt.f32.f16 %0, %1" : "=t"(x[i + 1]) : "t"(both));
         }
     }
-    // d[r] = 32 columns of rows r = 0 .. 3: 23 instructions for 16 products, which a compiler does not keep in registers
-    TRANSFORMER_INLINE void group(const unsigned char* w, const int8_t* x, i32* d)
+    // 23 instructions for 16 products, which a compiler does not keep in registers
+    template <DType, uint32_t NT> TRANSFORMER_INLINE void group(const unsigned char* w, const Group* group, i32 (&d)[NT][wide])
     {
-        i32 a = 0, b = 0, c = 0, e = 0;
+        i32 a = d[0][0], b = d[0][1], c = d[0][2], e = d[0][3];
         uint32_t u, v, even_x, odd_x;
-        const int8_t* const end = x + 32;
+        const int8_t *x = group->q, *const end = x + 32;
         __asm__ volatile(
             "1: ldr %[ox], [%[x]], #4\n    ldrd %[u], %[v], [%[w]], #8\n  sxtb16 %[ex], %[ox]\n   sxtb16 %[ox], %[ox], ror #8\n"
             "   sxtb16 r12, %[u]\n         smlad %[a], r12, %[ex], %[a]\n sxtb16 %[u], %[u], ror #8\n smlad %[a], %[u], %[ox], %[a]\n"
@@ -2246,7 +2271,7 @@ struct Dsp : Scalar {                                          // Cortex-M4 and 
                 [ex] "=&r"(even_x), [ox] "=&r"(odd_x)
             : [end] "r"(end)
             : "r12", "cc", "memory");
-        d[0] = a, d[1] = b, d[2] = c, d[3] = e;
+        d[0][0] = a, d[0][1] = b, d[0][2] = c, d[0][3] = e;
     }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
@@ -2275,18 +2300,13 @@ private:
 #endif
 
 #if TRANSFORMER_X86
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+TRANSFORMER_TARGET(TRANSFORMER_AVX2_TARGET)
 struct Avx2 {
     static constexpr uint32_t lanes = 8, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 4;
     typedef __m256 f32;
     typedef __m256i i32;
     typedef __m256i bytes;
-    static constexpr const char* name() { return "avx2"; }
+    static constexpr Isa isa = Isa::avx2;
     static f32 zero() { return _mm256_setzero_ps(); }
     static f32 set(float x) { return _mm256_set1_ps(x); }
     static f32 load(const float* p) { return _mm256_loadu_ps(p); }
@@ -2350,6 +2370,7 @@ struct Avx2 {
     {
         return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p)));
     }
+    static constexpr bool groups(DType) { return false; }
     static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)          // |w| x sign(w): sums of two fit in 16 bits, since |x| <= 127
     {
@@ -2361,7 +2382,7 @@ struct Avx2 {
     }
     static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
 
-private:
+protected:
     static __m128i half(const unsigned char* p)
     {
         return _mm_loadu_si128(static_cast<const __m128i*>(static_cast<const void*>(p)));
@@ -2369,26 +2390,35 @@ private:
     static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
     static i32 widen(i32 acc, i32 pairs) { return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 };
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
+TRANSFORMER_TARGET_END
 #endif
+
+#if TRANSFORMER_AVX_VNNI
+TRANSFORMER_TARGET(TRANSFORMER_AVX_VNNI_TARGET)
+struct AvxVnni : Avx2 {                                        // VPDPBUSD without AVX-512
+    static constexpr Isa isa = Isa::avx_vnni;
+    static i32 begin(int32_t sum) { return iset(-128 * sum); } // it wants unsigned weights: w + 128
+    static i32 dot(i32 acc, bytes w, const int8_t* x)
+    {
+        return _mm256_dpbusd_avx_epi32(acc, _mm256_xor_si256(w, _mm256_set1_epi8(-128)), four(x));
+    }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    {
+        return _mm256_dpbusd_avx_epi32(acc, _mm256_and_si256(w, _mm256_set1_epi8(15)), four(x));
+    }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
+};
+TRANSFORMER_TARGET_END
 #endif
 
 #if TRANSFORMER_X86
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
-#endif
+TRANSFORMER_TARGET(TRANSFORMER_AVX512_TARGET)
 struct Avx512 {
     static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4, streams = 2;
     typedef __m512 f32;
     typedef __m512i i32;
     typedef __m512i bytes;
-    static constexpr const char* name() { return "avx512"; }
+    static constexpr Isa isa = Isa::avx512;
     static f32 zero() { return _mm512_setzero_ps(); }
     static f32 set(float x) { return _mm512_set1_ps(x); }
     static f32 load(const float* p) { return _mm512_loadu_ps(p); }
@@ -2405,7 +2435,8 @@ struct Avx512 {
     static void store(float* p, f32 x) { _mm512_storeu_ps(p, x); }
     static void store_f16(unsigned char* p, f32 x)
     {
-        _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+        const __m256i y = _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT);   // without the mask g++ 12 warns
+        _mm256_storeu_si256(static_cast<__m256i*>(static_cast<void*>(p)), y);
     }
     static f32 add(f32 a, f32 b) { return _mm512_add_ps(a, b); }
     static f32 sub(f32 a, f32 b) { return _mm512_sub_ps(a, b); }
@@ -2439,6 +2470,7 @@ struct Avx512 {
         _mm_storeu_si128(static_cast<__m128i*>(static_cast<void*>(p)), _mm512_cvtepi32_epi8(_mm512_castps_si512(n)));
     }
     static bytes load_bytes(const unsigned char* p) { return _mm512_loadu_si512(p); }
+    static constexpr bool groups(DType) { return false; }
     static i32 begin(int32_t sum) { return iset(-128 * sum); } // VPDPBUSD wants unsigned weights: w + 128
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
@@ -2457,11 +2489,7 @@ private:
     }
     static i32 four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return iset(v); }
 };
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+TRANSFORMER_TARGET_END
 #endif
 
 #if TRANSFORMER_NEON
@@ -2470,7 +2498,7 @@ struct Neon {
     typedef float32x4_t f32;
     typedef int32x4_t i32;
     typedef int8x16_t bytes;
-    static constexpr const char* name() { return "neon"; }
+    static constexpr Isa isa = Isa::neon;
     static f32 zero() { return vdupq_n_f32(0); }
     static f32 set(float x) { return vdupq_n_f32(x); }
     static f32 load(const float* p) { return vld1q_f32(p); }
@@ -2517,6 +2545,7 @@ struct Neon {
         vst1_lane_s32(static_cast<int32_t*>(static_cast<void*>(p)), vreinterpret_s32_s8(vmovn_s16(vcombine_s16(x, x))), 0);
     }
     static bytes load_bytes(const unsigned char* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+    static constexpr bool groups(DType) { return false; }
     static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
@@ -2530,9 +2559,49 @@ struct Neon {
         return dot(acc, vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)), x);
     }
 
-private:
+protected:
     static bytes four(const int8_t* x) { int32_t v; TRANSFORMER_COPY(&v, x, 4); return vreinterpretq_s8_s32(iset(v)); }
 };
+
+// SDOT by assembler: clang 14's header has no such function unless the whole unit is compiled for it.
+TRANSFORMER_TARGET(TRANSFORMER_NEON_DOT_TARGET)
+struct NeonDot : Neon {
+    static constexpr Isa isa = Isa::neon_dot;
+    static i32 dot(i32 acc, bytes w, const int8_t* x) { return quarter<0>(acc, w, four(x)); }
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return dot(acc, low(w), x); }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot(acc, high(w), x); }
+    static constexpr bool groups(DType) { return true; }
+    template <DType type, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
+    {
+        TRANSFORMER_UNROLL for (uint32_t half = 0; half < 2; half++) {
+            bytes v[NT];
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) v[k] = vld1q_s8(x[k].q + 16 * half);
+            if constexpr (type == DType::q8_0) {
+                const unsigned char* const p = w + 256 * half;
+                quarters<0>(d, load_bytes(p), v), quarters<1>(d, load_bytes(p + 64), v);
+                quarters<2>(d, load_bytes(p + 128), v), quarters<3>(d, load_bytes(p + 192), v);
+            } else {
+                const bytes a = load_bytes(w + 128 * half), b = load_bytes(w + 128 * half + 64);
+                quarters<0>(d, low(a), v), quarters<1>(d, high(a), v);
+                quarters<2>(d, low(b), v), quarters<3>(d, high(b), v);
+            }
+        }
+    }
+
+private:
+    static bytes low(bytes w) { return vandq_s8(w, vdupq_n_s8(15)); }
+    static bytes high(bytes w) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4)); }
+    template <int columns> static i32 quarter(i32 acc, bytes w, bytes x)    // four of 16 columns, the same ones for all rows
+    {
+        __asm__("sdot %0.4s, %1.16b, %2.4b[%3]" : "+w"(acc) : "w"(w), "w"(x), "i"(columns));
+        return acc;
+    }
+    template <int columns, uint32_t NT> static void quarters(i32 (&d)[NT][wide], bytes w, const bytes (&x)[NT])
+    {
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) d[k][0] = quarter<columns>(d[k][0], w, x[k]);
+    }
+};
+TRANSFORMER_TARGET_END
 #endif
 
 }  // namespace TRANSFORMER_NAMESPACE
@@ -2859,9 +2928,10 @@ template <DType type> static void product_plain(const ProductJob& j)
     }
 }
 
-template <class R = V> TRANSFORMER_INLINE void whole_group(const unsigned char* w, const int8_t* x, typename R::i32* d)
+template <DType type, uint32_t NT, class R = V>
+TRANSFORMER_INLINE void whole_group(const unsigned char* w, const Group* x, typename R::i32 (&d)[NT][wide])
 {
-    R::group(w, x, d);
+    R::template group<type, NT>(w, x, d);
 }
 
 // acc[k] += 32 columns of a tile, rows part * lanes on, with the groups x[0 .. NT - 1].
@@ -2873,7 +2943,7 @@ TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Gr
     TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
             d[k][i] = type == DType::q8_0 ? V::begin(x[k].sum) : type == DType::q4_0 ? V::iset(-8 * x[k].sum) : V::izero();
-    if constexpr (wide > 1 && type == DType::q8_0) whole_group(u + part * 4, x->q, d[0]);
+    if constexpr (V::groups(type)) whole_group<type>(u + part * lanes * 4, x, d);
     else
     TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < quants / 64; step++)
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
@@ -3119,7 +3189,7 @@ static inline float first_lane(V::f32 x)
 }
 
 static constexpr Kernels kernels = {
-    V::name(),
+    V::isa, isa_names[static_cast<uint32_t>(V::isa)],
     {has(Feature::dense_weights) ? product_plain<DType::f32> : nullptr,
         has(Feature::dense_weights) ? product_plain<DType::f16> : nullptr,
      has(Feature::dense_weights) ? product_plain<DType::bf16> : nullptr,
@@ -3148,33 +3218,34 @@ static constexpr Kernels kernels = {
 #define TRANSFORMER_UNROLL_STEPS TRANSFORMER_UNROLL
 
 #if TRANSFORMER_X86 && TRANSFORMER_MORE_ROOMS                  // rooms beyond the first: one block each
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+TRANSFORMER_TARGET(TRANSFORMER_AVX2_TARGET)
 #define TRANSFORMER_ROOM Avx2
 #define TRANSFORMER_ROOM_SPACE avx2_room
 #include TRANSFORMER_SELF
 #undef TRANSFORMER_ROOM
 #undef TRANSFORMER_ROOM_SPACE
-#if defined(__clang__)
-#pragma clang attribute pop
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_AVX2_KERNELS &avx2_room::kernels,
 #else
-#pragma GCC pop_options
+#define TRANSFORMER_AVX2_KERNELS
 #endif
-#define TRANSFORMER_AVX2_KERNELS (TRANSFORMER_HAS_AVX2 ? &avx2_room::kernels : nullptr)
+
+#if TRANSFORMER_AVX_VNNI && TRANSFORMER_MORE_ROOMS
+TRANSFORMER_TARGET(TRANSFORMER_AVX_VNNI_TARGET)
+#define TRANSFORMER_ROOM AvxVnni
+#define TRANSFORMER_ROOM_SPACE avx_vnni_room
+#include TRANSFORMER_SELF
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_AVX_VNNI_KERNELS &avx_vnni_room::kernels,
 #else
-#define TRANSFORMER_AVX2_KERNELS nullptr
+#define TRANSFORMER_AVX_VNNI_KERNELS
 #endif
 
 #if TRANSFORMER_X86 && TRANSFORMER_MORE_ROOMS
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+TRANSFORMER_TARGET(TRANSFORMER_AVX512_TARGET)
+#if !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"               // g++ 12's own AVX-512 header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -3184,15 +3255,13 @@ static constexpr Kernels kernels = {
 #include TRANSFORMER_SELF
 #undef TRANSFORMER_ROOM
 #undef TRANSFORMER_ROOM_SPACE
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
+#if !defined(__clang__)
 #pragma GCC diagnostic pop
-#pragma GCC pop_options
 #endif
-#define TRANSFORMER_AVX512_KERNELS (TRANSFORMER_HAS_AVX512 ? &avx512_room::kernels : nullptr)
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_AVX512_KERNELS &avx512_room::kernels,
 #else
-#define TRANSFORMER_AVX512_KERNELS nullptr
+#define TRANSFORMER_AVX512_KERNELS
 #endif
 
 #if TRANSFORMER_NEON && TRANSFORMER_MORE_ROOMS
@@ -3201,9 +3270,18 @@ static constexpr Kernels kernels = {
 #include TRANSFORMER_SELF
 #undef TRANSFORMER_ROOM
 #undef TRANSFORMER_ROOM_SPACE
-#define TRANSFORMER_NEON_KERNELS &neon_room::kernels
+#define TRANSFORMER_NEON_KERNELS &neon_room::kernels,
+TRANSFORMER_TARGET(TRANSFORMER_NEON_DOT_TARGET)
+#define TRANSFORMER_ROOM NeonDot
+#define TRANSFORMER_ROOM_SPACE neon_dot_room
+#include TRANSFORMER_SELF
+#undef TRANSFORMER_ROOM
+#undef TRANSFORMER_ROOM_SPACE
+TRANSFORMER_TARGET_END
+#define TRANSFORMER_NEON_DOT_KERNELS &neon_dot_room::kernels,
 #else
-#define TRANSFORMER_NEON_KERNELS nullptr
+#define TRANSFORMER_NEON_KERNELS
+#define TRANSFORMER_NEON_DOT_KERNELS
 #endif
 #undef TRANSFORMER_ROOM_PASS
 #undef TRANSFORMER_IMPLEMENTING
@@ -3213,19 +3291,33 @@ namespace TRANSFORMER_NAMESPACE {
 static float exp_f32(float x) { return base_room::first_lane(base_room::exp_of(TRANSFORMER_BASE_ROOM::set(x))); }
 static float tanh_f32(float x) { return base_room::first_lane(base_room::tanh_of(TRANSFORMER_BASE_ROOM::set(x))); }
 
-static Isa base_isa(const char* name)
+// Whether this processor, and its operating system, can run a room that this build has.
+static bool processor_has(Isa isa)
 {
-    return name[0] == 's' ? Isa::scalar : name[0] == 'n' ? Isa::neon : name[3] == '2' ? Isa::avx2 : Isa::avx512;
+#if TRANSFORMER_X86
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // f16c came before both
+    uint32_t eax = 0, ebx, ecx, edx;
+    if (isa == Isa::avx2) return avx2;
+    if (isa == Isa::avx_vnni)
+        return avx2 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax &&
+            __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
+    if (isa == Isa::avx512)
+        return avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#elif TRANSFORMER_NEON && defined(AT_HWCAP)
+    if (isa == Isa::neon_dot) return (getauxval(AT_HWCAP) & 1ul << 20) != 0;            // HWCAP_ASIMDDP
+#elif !defined(__ARM_FEATURE_DOTPROD)
+    if (isa == Isa::neon_dot) return false;
+#endif
+    return isa != Isa::best;
 }
-// The rooms of this build that this processor can run.
 static const Kernels* room_of(Isa isa)
 {
-    const struct { Isa isa; const Kernels* kernels; } rooms[] = {
-        {Isa::avx512, TRANSFORMER_AVX512_KERNELS}, {Isa::avx2, TRANSFORMER_AVX2_KERNELS},
-            {Isa::neon, TRANSFORMER_NEON_KERNELS}, {base_isa(base_room::kernels.name), &base_room::kernels}};
-    for (const auto& r : rooms)
-        if (r.kernels && (isa == Isa::best || isa == r.isa)) return r.kernels;
-    return nullptr;
+    const Kernels* const others[] = {TRANSFORMER_AVX512_KERNELS TRANSFORMER_AVX_VNNI_KERNELS TRANSFORMER_AVX2_KERNELS
+        TRANSFORMER_NEON_DOT_KERNELS TRANSFORMER_NEON_KERNELS nullptr};
+    for (const Kernels* const* k = others; *k; k++)
+        if ((isa == Isa::best || isa == (*k)->isa) && processor_has((*k)->isa)) return *k;
+    return isa == Isa::best || isa == base_room::kernels.isa ? &base_room::kernels : nullptr;
 }
 TRANSFORMER_API bool room_available(Isa isa) { return room_of(isa) != nullptr; }
 TRANSFORMER_API const char* room_name(const Session& s) { return s.room->name; }
@@ -5062,7 +5154,7 @@ TRANSFORMER_API Status generate(Session& s, const int32_t* ids, uint32_t n, Gene
 
 }  // namespace TRANSFORMER_NAMESPACE
 
-#if defined(__clang__) && !defined(__wasm__)
+#if defined(__clang__) && TRANSFORMER_X86
 #pragma float_control(pop)
 #elif defined(__GNUC__) && !defined(__clang__)
 #pragma GCC pop_options

@@ -360,7 +360,7 @@ int main()
 {
     static Case k;
     int failed = 0;
-    for (uint32_t isa = 1; isa < 16; isa++)
+    for (uint32_t isa = 1; isa < n_isas; isa++)
         for (uint32_t i = 0; room_available(static_cast<Isa>(isa)) && case_of(i, &k); i++) {
             build(k);
             checksum = 2166136261u;

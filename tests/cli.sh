@@ -320,7 +320,7 @@ refused 'more than the context' perplexity "$model" "$dir/text" --window 8 --ctx
 refused "$dir/none" perplexity "$model" "$dir/none"
 go 0 bench "$model" --prefill 20 --decode 5 --repeat 2 --json --threads 1
 for key in prefill_tokens_per_s decode_tokens_per_s threads bytes_per_token; do ok "bench: $key" "[ -n '$(number $key)' ]"; done
-out_has '"isa": "(scalar|neon|avx2|avx512)"'
+out_has '"isa": "(scalar|neon(_dot)?|avx2|avx_vnni|avx512)"'
 go 0 bench "$model" --prefill 20 --decode 5 --repeat 1
 out_has '^prefill of 20: [0-9.]+ tokens/s'
 

@@ -602,8 +602,8 @@ inline std::vector<float> last_logits(const Model& m, const Options& o, const st
 inline std::vector<Isa> rooms()
 {
     std::vector<Isa> list;
-    for (const Isa isa : {Isa::scalar, Isa::neon, Isa::avx2, Isa::avx512})
-        if (transformer::room_available(isa)) list.push_back(isa);
+    for (uint32_t isa = 1; isa < transformer::n_isas; isa++)
+        if (transformer::room_available(static_cast<Isa>(isa))) list.push_back(static_cast<Isa>(isa));
     return list;
 }
 

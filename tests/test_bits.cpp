@@ -18,10 +18,7 @@ void backwards(void*, uint32_t n, Task task, void* data)
     while (n) task(data, --n);
 }
 
-std::string room_of(Isa isa)
-{
-    return isa == Isa::scalar ? "scalar" : isa == Isa::avx2 ? "avx2" : isa == Isa::avx512 ? "avx512" : "neon";
-}
+std::string room_of(Isa isa) { return transformer::isa_names[static_cast<size_t>(isa)]; }
 
 // One row of logits for each position, or the last row only.
 std::vector<float> run(const Model& m, Options o, const std::vector<int32_t>& ids, uint32_t batch, bool all)

@@ -114,7 +114,7 @@ inline const Option options[] = {
     {"repeat", 0, "N", &A::repeat, 1, 1000, v_bench, "runs of each (3)"},
     {"header", 0, "FILE", &A::header, 0, 0, v_import, "also write a C++ header with the constexpr Config and sizes"},
     {"threads", 0, "N", &A::threads, 1, 256, v_forward, "threads (as many as the processors given to the process)"},
-    {"isa", 0, "best|scalar|neon|avx2|avx512", &A::isa, 0, 0, v_forward,
+    {"isa", 0, "best|scalar|neon|neon_dot|avx2|avx_vnni|avx512", &A::isa, 0, 0, v_forward,
      "which instructions to use; the results are the same"},
     {"ctx-size", 'c', "N", &A::ctx_size, 1, any_u32, v_forward | v_info | v_import,
      "positions (what the model was trained for, at most 4096)"},
