@@ -1598,7 +1598,8 @@ struct Timing {                                                // of the same wo
     double best() const { return rate(0); }
     double median() const { return rate(seconds.size() / 2); }
 };
-Timing timed(uint32_t tokens, uint32_t repeat, Session* session, const std::function<Status()>& work, uint32_t depth = 0)
+Timing timed(uint32_t tokens, uint32_t repeat, Session* session, const std::function<Status()>& work,
+             uint32_t depth = 0)
 {
     Timing t;
     t.tokens = tokens;
@@ -1632,7 +1633,8 @@ int run_bench(const Arguments& a)
     const bool encodes = m.cross() && m.encoder().n_layers;
     const Config& first = encodes ? m.encoder() : m.config();
     const uint32_t most = context(a, m.config()), n_prefill = first.n_frames ? first.n_frames : std::min(a.prefill, most);
-    const uint32_t n_decode = m.causal() ? std::min(a.decode, most) : 0, depth = m.causal() ? std::min(a.depth, most - n_decode) : 0;
+    const uint32_t n_decode = m.causal() ? std::min(a.decode, most) : 0;
+    const uint32_t depth = m.causal() ? std::min(a.depth, most - n_decode) : 0;
     if (std::max(a.prefill, a.decode + a.depth) > most)
         say("--prefill, --decode and --depth are cut to the context of " + counted(most, "position"));
     const Prompt prefill = any_prompt(first, n_prefill), decode = any_prompt(m.config(), n_decode);
@@ -1674,7 +1676,8 @@ int run_bench(const Arguments& a)
         json.add("model", m.name);
         add("prefill", in);
         add("decode", out);
-        json.add("depth", uint64_t{depth}).add("repeat", uint64_t{a.repeat}).add("threads", uint64_t{r.threads}).add("isa", isa).add("kv", cache);
+        json.add("depth", uint64_t{depth}).add("repeat", uint64_t{a.repeat}).add("threads", uint64_t{r.threads});
+        json.add("isa", isa).add("kv", cache);
         json.add("bytes_per_token", bytes).add("weights_bytes", m.size).add("session_bytes", r.memory.size);
         return print(json.text() + "\n");
     }

@@ -119,11 +119,11 @@
 namespace TRANSFORMER_NAMESPACE {
 
 // Parts of the family that a small chip may leave out: TRANSFORMER_FEATURES is a mask of these bits.
-// open() refuses a checkpoint that needs one.
+// open() refuses a checkpoint that needs one, start() a cache.
 enum class Feature : uint32_t {
     layer_norm = 1, experts = 4, mla = 8, cross = 16, relative = 64, softcap = 128, dense_weights = 256,
         quantised_weights = 512,
-    sampling = 1024, qk_norm = 4096
+    sampling = 1024, qk_norm = 4096, quantised_cache = 8192
 };
 static constexpr bool has(Feature f) { return (TRANSFORMER_FEATURES & static_cast<uint32_t>(f)) != 0; }
 
@@ -3139,7 +3139,7 @@ static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned
     float* s)
 {
     if (type == DType::f16) scores_type<DType::f16>(q, n, d, k, n_tiles, s);
-    else if (type == DType::q8_0) scores_type<DType::q8_0>(q, n, d, k, n_tiles, s);
+    else if (has(Feature::quantised_cache) && type == DType::q8_0) scores_type<DType::q8_0>(q, n, d, k, n_tiles, s);
     else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
 }
 template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv,
@@ -3155,7 +3155,7 @@ template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t 
 static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
 {
     if (type == DType::f16) mix_type<DType::f16>(p, n, n_keys, v, dv, out);
-    else if (type == DType::q8_0) mix_type<DType::q8_0>(p, n, n_keys, v, dv, out);
+    else if (has(Feature::quantised_cache) && type == DType::q8_0) mix_type<DType::q8_0>(p, n, n_keys, v, dv, out);
     else mix_type<DType::f32>(p, n, n_keys, v, dv, out);
 }
 
@@ -3838,8 +3838,8 @@ TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uin
     if (o.source_capacity > longest) return wrong("must be at most 2^24", "options.source_capacity", o.source_capacity);
     if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^24", "options.batch", o.batch);
     if (o.slices > 1024) return wrong("must be at most 1024", "options.slices", o.slices);
-    if (o.cache != DType::f16 && o.cache != DType::f32 && o.cache != DType::q8_0)
-        return wrong("must be f16, f32 or q8_0", "options.cache", static_cast<uint64_t>(o.cache));
+    if (o.cache != DType::f16 && o.cache != DType::f32 && !(has(Feature::quantised_cache) && o.cache == DType::q8_0))
+        return wrong("must be f16, f32 or, if this build has it, q8_0", "options.cache", static_cast<uint64_t>(o.cache));
     const Kernels* const room = room_of(o.isa);
     if (!room)
         return {Code::not_supported, "this build or processor lacks that instruction set", "options.isa",
