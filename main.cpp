@@ -58,15 +58,19 @@ struct ReaderGone {};                                          // nobody reads s
 
 volatile std::sig_atomic_t interrupted = 0;
 
-void on_interrupt(int)
+void on_interrupt(int signal)
 {
-    interrupted = 1;
-    std::signal(SIGINT, SIG_DFL);                              // the second one ends the program at once
+    interrupted = signal;
+    std::signal(signal, SIG_DFL);                              // the second one ends the program at once
 }
 void hear_interrupts()
 {
     interrupted = 0;
     std::signal(SIGINT, on_interrupt);
+    std::signal(SIGTERM, on_interrupt);                        // what is half written is taken away
+#if defined(SIGHUP)
+    std::signal(SIGHUP, on_interrupt);
+#endif
 }
 
 void say(const std::string& sentence) { std::fputs(("run: " + sentence + "\n").c_str(), stderr); }
@@ -460,7 +464,7 @@ void require_room(const Arguments& a, const Config& c, uint64_t count)
 {
     if (count > context(a, c))
         throw Failure("the prompt has " + counted(count, "token") + " and the context " + counted(context(a, c), "position") +
-                      ": shorten it or raise --ctx-size");
+                      (context(a, c) < c.max_seq_len ? ": shorten it or raise --ctx-size" : ": shorten it"));
 }
 int32_t start_token(const Loaded& m)                           // what a text begins with; -1: nothing
 {
@@ -1774,9 +1778,10 @@ void prepare_process()
     _setmode(_fileno(stdout), 0x8000);
 #else
     std::signal(SIGPIPE, SIG_IGN);
-    // a closed stdout must not become the number of a file that we open
+    std::signal(SIGXFSZ, SIG_IGN);                             // a file over the limit is a failed write
+    // a closed stdout must not become the number of a file that we open; writing to it fails
     int descriptor;
-    while ((descriptor = ::open("/dev/null", O_RDWR)) >= 0 && descriptor <= 2) {}
+    while ((descriptor = ::open("/dev/null", O_RDONLY)) >= 0 && descriptor <= 2) {}
     if (descriptor > 2) ::close(descriptor);
 #endif
 }
@@ -1798,7 +1803,7 @@ int main(int argc, char** argv)
         std::fputs(("usage: " + usage(*verb) + "\n").c_str(), stderr);
         return 2;
     } catch (const Interrupted&) {
-        return 130;
+        return interrupted ? 128 + interrupted : 130;
     } catch (const ReaderGone&) {
         return 0;
     } catch (const std::bad_alloc&) {

@@ -203,7 +203,7 @@ refused 'needs [0-9]+ bytes of memory.*lower --ctx-size' "$model" --ctx-size 200
 status=${PIPESTATUS[0]}
 ok 'a reader that goes away is no error' "[ $status -eq 0 ]"
 "$run" "$model" -n 5 >&- 2>"$dir/err"
-ok 'a closed stdout is no error' "[ $? -eq 0 ]"
+ok 'a closed stdout is an error: the text is lost' "[ $? -eq 1 ] && grep -q 'stdout: cannot be written' '$dir/err'"
 if [ -e /dev/full ]; then
     "$run" "$model" -n 5 >/dev/full 2>"$dir/err"
     ok 'a full disk is an error' "[ $? -eq 1 ] && grep -q 'stdout: cannot be written' '$dir/err'"
