@@ -1892,7 +1892,8 @@ TRANSFORMER_API void quantize_tile(DType type, const float* rows, uint32_t n_row
             for (uint32_t trial = 0; trial < (type == DType::q8_0 ? 1u : 4u); trial++) {
                 const float bottom = trial & 1 ? low + cut : low, top = trial & 2 ? high - cut : high;
                 const float step = type == DType::q8_0 ? (extreme < 0 ? -extreme : extreme) / 127.0f
-                    : type == DType::q4_0 ? extreme / -8.0f * (1.0f - 0.04f * static_cast<float>(trial)) : (top - bottom) / 15.0f;
+                    : type == DType::q4_0 ? extreme / -8.0f * (1.0f - 0.04f * static_cast<float>(trial))
+                    : (top - bottom) / 15.0f;
                 const uint16_t scale = f32_to_f16(step), minimum = f32_to_f16(bottom);
                 const float s = f16_to_f32(scale), m = type == DType::q4_1 ? f16_to_f32(minimum) : 0.0f;
                 const int32_t zero = type == DType::q4_0 ? 8 : 0, most_q = type == DType::q8_0 ? 127 : 15 - zero;
