@@ -371,6 +371,7 @@ TEST_CASE("a file that is something else is named as what it is, at once")
         {"HTML", "<!DOCTYPE html>"},
         {"flat checkpoint", "TRNSFRMR"},
         {"Git LFS", "version https://git-lfs.github.com/spec/v1"},
+        {"CTranslate2", std::string("\6\0\0\0\14\0WhisperSpec\0\3", 19)},
         {"empty", ""},
         {"text", "Once upon a time there was a file that was no model."}};
     const auto begin = std::chrono::steady_clock::now();

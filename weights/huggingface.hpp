@@ -691,6 +691,11 @@ private:
                 known += (known.empty() ? "" : ", ") + name;
                 if (name == type) family = &f;
             }
+        if (type.empty()) {
+            const char* const why = is_file(join(folder_of(where), "model.bin"))
+                ? "; model.bin suggests CTranslate2, which is not read: give the folder that it was made from" : "";
+            throw Error(where + ": there is no model_type, so it is no Hugging Face model" + why);
+        }
         if (!family)
             throw Error(where + ": model_type \"" + printable(type) + "\" is not supported; these are: " + known);
         class_name = split(family->stems, ' ')[0] + std::string(family->heads[0].suffix);

@@ -127,6 +127,11 @@ inline std::string foreign_file(const MappedFile& file)
     if (begins("version https://git-lfs", 23))
         return "a Git LFS pointer in place of a model; fetch the model itself (git lfs pull)";
 
+    // CTranslate2: a version, then the length and the name of a specification ("WhisperSpec", with its zero)
+    const uint64_t name = n > 6 ? 6 + (p[4] | uint64_t{p[5]} << 8) : 0;
+    if (name > 11 && name < 64 && begins("\0\0\0", 3, 1) && begins("Spec\0", 5, name - 5))
+        return "a CTranslate2 model, and these are not read; give the Hugging Face folder that it was made from";
+
     const uint64_t head = std::min<uint64_t>(n, 4096);
     const auto all = [&](unsigned char value) {
         for (uint64_t i = 0; i < head; i++)
