@@ -5,10 +5,9 @@
 // gives, bit for bit: the same operations in the same order, each rounded to f32. tile() packs 16
 // rows as transformer.hpp stores them:
 //
-//     kept to the bit       Q8_0, Q5_0, MXFP4 -> q8_0; Q4_0 -> q4_0; Q4_1 -> q4_1
-//     scales rounded to f16 Q8_K -> q8_0; Q4_K -> q4_1 (its groups of 32 with scale and minimum are
-//     ours) rounded anew          Q5_1, Q5_K, Q6_K -> q8_0 fitted anew           Q2_K, Q3_K,
-//     IQ4_NL, IQ4_XS -> q4_1 (two groups of 16, or levels that are not evenly spaced)
+//     kept to the bit         Q8_0, Q5_0, IQ4_NL, MXFP4 -> q8_0; Q4_0 -> q4_0; Q4_1 -> q4_1
+//     scales rounded to f16   Q8_K, IQ4_XS -> q8_0; Q4_K -> q4_1 (its groups of 32 with scale and minimum are ours)
+//     rounded anew            Q5_1, Q2_K, Q3_K, Q5_K, Q6_K -> q8_0
 //
 // README.md says what each of them costs.
 #ifndef TRANSFORMER_WEIGHTS_GGML_TYPES_HPP
@@ -362,16 +361,37 @@ inline void tile_q5_0(Bytes const* rows, uint32_t cols, unsigned char* out)
         std::memcpy(unit + 512 + 2 * r, p, 2);
     });
 }
+// 32 nibbles that choose among 16 levels
+inline void put_levels(unsigned char* unit, uint32_t r, Bytes q, const int8_t* levels)
+{
+    int8_t values[32];
+    for (uint32_t i = 0; i < 16; i++) {
+        values[i] = levels[q[i] & 15];
+        values[i + 16] = levels[q[i] >> 4];
+    }
+    put_q8(unit, r, values);
+}
 inline void tile_mxfp4(Bytes const* rows, uint32_t cols, unsigned char* out)
 {
     pack(rows, cols, out, DType::q8_0, 32, 17, [](Bytes p, unsigned char* unit, uint32_t r) {
-        int8_t q[32];
-        for (uint32_t i = 0; i < 16; i++) {
-            q[i] = levels_mxfp4[p[1 + i] & 15];
-            q[i + 16] = levels_mxfp4[p[1 + i] >> 4];
-        }
-        put_q8(unit, r, q);
+        put_levels(unit, r, p + 1, levels_mxfp4);
         put_scale(unit, 512, r, e8m0_half(p[0]));
+    });
+}
+inline void tile_iq4_nl(Bytes const* rows, uint32_t cols, unsigned char* out)
+{
+    pack(rows, cols, out, DType::q8_0, 32, 18, [](Bytes p, unsigned char* unit, uint32_t r) {
+        put_levels(unit, r, p + 2, levels_iq4);
+        std::memcpy(unit + 512 + 2 * r, p, 2);
+    });
+}
+inline void tile_iq4_xs(Bytes const* rows, uint32_t cols, unsigned char* out)
+{
+    pack(rows, cols, out, DType::q8_0, 256, 136, [](Bytes p, unsigned char* unit, uint32_t r) {
+        for (uint32_t g = 0; g < 8; g++, unit += 544) {
+            put_levels(unit, r, p + 8 + 16 * g, levels_iq4);
+            put_scale(unit, 512, r, f16(p) * static_cast<float>(scale_iq4(p, g)));
+        }
     });
 }
 inline void tile_q8_k(Bytes const* rows, uint32_t cols, unsigned char* out)
@@ -436,64 +456,6 @@ inline void round_q8(const float* x, unsigned char* unit, uint32_t r)
     put_q8(unit, r, bytes);
     store_u16(unit + 512 + 2 * r, scale);
 }
-// The sum of 32 values, in a fixed order that vector code can follow.
-inline float total(const float* v)
-{
-    float lanes[8];
-    for (uint32_t j = 0; j < 8; j++) lanes[j] = (v[j] + v[j + 8]) + (v[j + 16] + v[j + 24]);
-    for (uint32_t j = 0; j < 4; j++) lanes[j] += lanes[j + 4];
-    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
-}
-// The nearest of 0 to 15: adding 1.5 * 2^23 leaves no room for a fraction.
-inline float nearest_q4(float v)
-{
-    const float above = v > 0.0f ? v : 0.0f, inside = above < 15.0f ? above : 15.0f;
-    return (inside + 12582912.0f) - 12582912.0f;
-}
-// 32 values as q4_1 with less squared error than the range of the values gives: quants for a scale
-// and minimum, then the best scale and minimum for these quants, a few times.
-inline void fit_q4_1(const float* x, unsigned char* unit, uint32_t r)
-{
-    const auto rounded = [](float v) {
-        return transformer::f16_to_f32(transformer::f32_to_f16(v));
-    };
-    float low[32], high[32];
-    std::memcpy(low, x, sizeof low);
-    std::memcpy(high, x, sizeof high);
-    for (uint32_t n = 16; n; n /= 2)
-        for (uint32_t j = 0; j < n; j++) {
-            low[j] = low[j] < low[j + n] ? low[j] : low[j + n];
-            high[j] = high[j] > high[j + n] ? high[j] : high[j + n];
-        }
-    const float least = low[0], most = high[0], sum = total(x);
-    float scale = (most - least) / 15.0f, minimum = least, best_scale = 0, best_minimum = least,
-          best = -1;
-    for (int pass = 0; pass < 3 && scale > 0; pass++) {
-        const float s = rounded(scale), m = rounded(minimum), inverse = s > 0 ? 1.0f / s : 0.0f;
-        float q[32], error[32], qq[32], xq[32];
-        for (uint32_t i = 0; i < 32; i++) {
-            q[i] = nearest_q4((x[i] - m) * inverse);
-            const float off = s * q[i] + m - x[i];
-            error[i] = off * off;
-            qq[i] = q[i] * q[i];
-            xq[i] = x[i] * q[i];
-        }
-        const float e = total(error), n = total(q), spread = 32.0f * total(qq) - n * n;
-        if (best < 0 || e < best) best = e, best_scale = s, best_minimum = m;
-        if (!(spread > 0)) break;
-        scale = (32.0f * total(xq) - n * sum) / spread;
-        minimum = (sum - scale * n) / 32.0f;
-    }
-    const float inverse = best_scale > 0 ? 1.0f / best_scale : 0.0f;
-    unsigned char q[32];
-    for (uint32_t i = 0; i < 32; i++)
-        q[i] = static_cast<unsigned char>(
-            static_cast<int32_t>(nearest_q4((x[i] - best_minimum) * inverse)));
-    for (uint32_t k = 0; k < 4; k++)
-        put_four(unit, k, r, (four(q + 8 * k) & lows) | (four(q + 8 * k + 4) & lows) << 4);
-    put_scale(unit, 256, r, best_scale);
-    put_scale(unit, 288, r, best_minimum);
-}
 
 using Decode = void(Bytes, uint64_t, float*);
 using Group = void(const float*, unsigned char*, uint32_t);
@@ -509,8 +471,6 @@ void tile_anew(Bytes const* rows, uint32_t cols, unsigned char* out)
 }
 template <Decode decode, uint32_t block, uint32_t bytes>
 constexpr auto tile_rounded = tile_anew<decode, round_q8, DType::q8_0, block, bytes>;
-template <Decode decode, uint32_t block, uint32_t bytes>
-constexpr auto tile_fitted = tile_anew<decode, fit_q4_1, DType::q4_1, block, bytes>;
 
 inline const GgmlType types[] = {
     {0, "F32", 1, 4, DType::f32, decode_f32, nullptr},
@@ -521,8 +481,8 @@ inline const GgmlType types[] = {
     {7, "Q5_1", 32, 24, DType::q8_0, decode_q5_1, tile_rounded<decode_q5_1, 32, 24>},
     {8, "Q8_0", 32, 34, DType::q8_0, decode_q8_0, tile_q8_0},
     {9, "Q8_1", 32, 40, DType::f32, nullptr, nullptr},
-    {10, "Q2_K", 256, 84, DType::q4_1, decode_q2_k, tile_fitted<decode_q2_k, 256, 84>},
-    {11, "Q3_K", 256, 110, DType::q4_1, decode_q3_k, tile_fitted<decode_q3_k, 256, 110>},
+    {10, "Q2_K", 256, 84, DType::q8_0, decode_q2_k, tile_rounded<decode_q2_k, 256, 84>},
+    {11, "Q3_K", 256, 110, DType::q8_0, decode_q3_k, tile_rounded<decode_q3_k, 256, 110>},
     {12, "Q4_K", 256, 144, DType::q4_1, decode_q4_k, tile_q4_k},
     {13, "Q5_K", 256, 176, DType::q8_0, decode_q5_k, tile_rounded<decode_q5_k, 256, 176>},
     {14, "Q6_K", 256, 210, DType::q8_0, decode_q6_k, tile_rounded<decode_q6_k, 256, 210>},
@@ -531,10 +491,10 @@ inline const GgmlType types[] = {
     {17, "IQ2_XS", 256, 74, DType::f32, nullptr, nullptr},
     {18, "IQ3_XXS", 256, 98, DType::f32, nullptr, nullptr},
     {19, "IQ1_S", 256, 50, DType::f32, nullptr, nullptr},
-    {20, "IQ4_NL", 32, 18, DType::q4_1, decode_iq4_nl, tile_fitted<decode_iq4_nl, 32, 18>},
+    {20, "IQ4_NL", 32, 18, DType::q8_0, decode_iq4_nl, tile_iq4_nl},
     {21, "IQ3_S", 256, 110, DType::f32, nullptr, nullptr},
     {22, "IQ2_S", 256, 82, DType::f32, nullptr, nullptr},
-    {23, "IQ4_XS", 256, 136, DType::q4_1, decode_iq4_xs, tile_fitted<decode_iq4_xs, 256, 136>},
+    {23, "IQ4_XS", 256, 136, DType::q8_0, decode_iq4_xs, tile_iq4_xs},
     {24, "I8", 1, 1, DType::f32, nullptr, nullptr},
     {25, "I16", 1, 2, DType::f32, nullptr, nullptr},
     {26, "I32", 1, 4, DType::f32, nullptr, nullptr},
