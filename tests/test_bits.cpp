@@ -421,8 +421,8 @@ TEST_CASE("the bits of small models are the committed ones")
         {"Llama f16", llama, DType::f16, DType::f16, 0xc329cf09d8aedc66u},
         {"Llama bf16", llama, DType::bf16, DType::f16, 0x0c58a92c279845fau},
         {"Llama q8_0", llama, DType::q8_0, DType::f16, 0x57cbdf040700bb9cu},
-        {"Llama q4_0", llama, DType::q4_0, DType::f16, 0xd5f385def61948f0u},
-        {"Llama q4_1", llama, DType::q4_1, DType::f32, 0xbf651259f0a987fdu},
+        {"Llama q4_0", llama, DType::q4_0, DType::f16, 0xbe84db329fbe9ba1u},
+        {"Llama q4_1", llama, DType::q4_1, DType::f32, 0xcc2f355b7bf94357u},
         {"GPT f32", make_model(gpt, slots, 26), DType::f32, DType::f32, 0x7d1e8ae9d45356a1u},
         {"experts q8_0", make_model(experts, Slots{}, 27), DType::q8_0, DType::f16, 0xf1d40e4fde7b0144u},
     };
