@@ -1750,7 +1750,8 @@ std::string help(const Verb& verb)
     std::string text = "usage: " + usage(verb) + "\n" + verb.help + "\n\n";
     for (const Option& o : options) {
         const std::string left = spelling(o) + (o.value ? std::string(" ") + o.value : "");
-        if (o.verbs & verb.bit) text += format(left.size() > 40 ? "  %s\n%43s" : "  %-40s %s", left.c_str(), "") + o.help + "\n";
+        if (!(o.verbs & verb.bit)) continue;
+        text += format(left.size() > 40 ? "  %s\n%43s" : "  %-40s %s", left.c_str(), "") + o.help + "\n";
     }
     if (*verb.name) return text;
     text += "\nMODEL is a checkpoint that `run import` wrote, a llama2.c .bin, a .gguf or a Hugging Face folder.\n"
