@@ -694,7 +694,7 @@ private:
         if (type.empty())
             throw Error(where + ": there is no model_type, so this is not a Hugging Face folder as it was published"
                 + (is_file(join(folder_of(where), "model.bin"))
-                    ? "; model.bin suggests CTranslate2, which is not read: give the folder that it was made from" : ""));
+                    ? "; model.bin suggests CTranslate2, which is not read: give the folder it was made from" : ""));
         if (!family)
             throw Error(where + ": model_type \"" + printable(type) + "\" is not supported; these are: " + known);
         class_name = split(family->stems, ' ')[0] + std::string(family->heads[0].suffix);
