@@ -67,10 +67,18 @@ void hear_interrupts()
 {
     interrupted = 0;
     std::signal(SIGINT, on_interrupt);
-    std::signal(SIGTERM, on_interrupt);                        // what is half written is taken away
+}
+// While there is something half written that must be taken away, the end of the program is heard too, unless it is ignored
+// (nohup). At other times it ends the program at once, also where that waits for stdin.
+void hear_the_end()
+{
+    int ends[] = {SIGTERM,
 #if defined(SIGHUP)
-    std::signal(SIGHUP, on_interrupt);
+        SIGHUP
 #endif
+    };
+    for (int signal : ends)
+        if (std::signal(signal, on_interrupt) == SIG_IGN) std::signal(signal, SIG_IGN);
 }
 
 void say(const std::string& sentence) { std::fputs(("run: " + sentence + "\n").c_str(), stderr); }
@@ -1707,6 +1715,7 @@ int run_import(const Arguments& a)
             done == total ? "\n" : "");
     };
     const uint64_t bytes = weights::checkpoint_size(m.source, o);
+    hear_the_end();
     weights::write_to_file(m.source, o, target);
     say(target + ": " + bytes_text(bytes) + " from " + m.source.kind + format(" in %.1f s", now() - start));
     if (!a.header) return 0;

@@ -31,7 +31,7 @@
 //     >> 8 Operations                   75   what the model is written in
 //     >> 9 Forward                     130   embed, blocks, final norm, head; encoders
 //     >> 10 The block                   55   one function, every published wiring
-//     >> 11 Attention                  515   MHA, GQA, MQA, MLA, cross; its order of arithmetic
+//     >> 11 Attention                  520   MHA, GQA, MQA, MLA, cross; its order of arithmetic
 //     >> 12 Feed-forward               145   gated or plain, experts, router
 //     >> 13 Positions                  135   embeddings, convolution, sinusoids, RoPE
 //     >> 14 Norms                       25   LayerNorm and RMSNorm are one function
@@ -409,7 +409,8 @@ struct Event {                      // what an observer sees; valid during the c
 };
 typedef bool (*Observer)(void* user, const Event& event);      // false cancels the forward; the session stays usable
 typedef void (*Task)(void* data, uint32_t slice);
-typedef void (*ParallelFor)(void* user, uint32_t n, Task task, void* data); // task(data, 0 .. n-1) in any order, then return
+// task(data, 0 .. n-1) in any order, then return; n is at most four times Options::slices
+typedef void (*ParallelFor)(void* user, uint32_t n, Task task, void* data);
 
 struct Options {
     uint32_t capacity = 256;        // positions of the decoder's cache, or the longest text of a lone encoder
@@ -1304,15 +1305,22 @@ static void attend_slice(void* data, uint32_t slice)
 }
 
 // A slice of (queries, block of the running wave): few queries over many keys, as in decoding a long text.
+// work(queries, first key, item) for those of the items begin .. end - 1, in ascending order, that have a key to see.
+template <class Work> static void each_item(const Attend& a, uint64_t begin, uint64_t end, const Work& work)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        const Queries u = queries_of(a, static_cast<uint32_t>(i % a.units));
+        const uint32_t key = a.wave + static_cast<uint32_t>(i / a.units) * attention_block;
+        if (key >= u.first && key < u.last) work(u, key, i);
+    }
+}
 static void wave_slice(void* data, uint32_t slice)
 {
     const Attend& a = *static_cast<const Attend*>(data);
     const uint64_t items = uint64_t{a.units} * attention_wave;
-    for (uint64_t i = items * slice / a.slices; i < items * (slice + 1) / a.slices; i++) {
-        const Queries u = queries_of(a, static_cast<uint32_t>(i % a.units));
-        const uint32_t key = a.wave + static_cast<uint32_t>(i / a.units) * attention_block;
-        if (key >= u.first && key < u.last) attend_block(a, u, key, slice_scratch(a, slice), wave_part(a, i));
-    }
+    each_item(a, items * slice / a.slices, items * (slice + 1) / a.slices, [&](const Queries& u, uint32_t key, uint64_t i) {
+        attend_block(a, u, key, slice_scratch(a, slice), wave_part(a, i));
+    });
 }
 static void attend_waves(Attend& a)
 {
@@ -1326,11 +1334,9 @@ static void attend_waves(Attend& a)
     }
     for (; a.wave < last; a.wave += attention_wave * attention_block) {
         parallel(*a.s, a.slices, wave_slice, &a);
-        for (uint64_t i = 0; i < uint64_t{a.units} * attention_wave; i++) {
-            const Queries u = queries_of(a, static_cast<uint32_t>(i % a.units));
-            const uint32_t key = a.wave + static_cast<uint32_t>(i / a.units) * attention_block;
-            if (key >= u.first && key < u.last) merge_block(a, u, wave_part(a, i));
-        }
+        each_item(a, 0, uint64_t{a.units} * attention_wave, [&](const Queries& u, uint32_t, uint64_t i) {
+            merge_block(a, u, wave_part(a, i));
+        });
     }
     for (uint32_t i = 0; i < a.units; i++) finish_queries(a, queries_of(a, i));
 }
@@ -3058,7 +3064,7 @@ static inline void score_tiles(const float* const* q, uint32_t d, const unsigned
             TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
                 TRANSFORMER_UNROLL for (uint32_t w = 0; w < wide; w++) acc[i][t][w] = sum[i][t][w] = V::zero();
         for (uint32_t e = 0; e < d;) {
-            const unsigned char* const group = k + (scaled ? e / 32 * 576 : 0);
+            const unsigned char* const group = k + (scaled ? key_tile_bytes(e, type) : 0);
             for (const uint32_t begin = e, end = scaled ? least(d, e + 32) : d; e < end; e++) {
                 V::f32 v[NT][wide];
                 TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
@@ -3109,7 +3115,7 @@ static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char
     V::f32 acc[NQ][NV];
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
         TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::zero();
-    v += scaled ? e / 32 * 36 : e * bytes;
+    v += scaled ? value_row_bytes(e / 32 * 32, type) : uint64_t{e} * bytes;
     for (uint32_t j = 0; j < n_keys; j++, v += row_bytes) {
         const unsigned char* from = scaled ? v + 4 + e % 32 : v;
         const float scale = scaled ? load_f32(v) : 1.0f;
@@ -3139,15 +3145,14 @@ template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n
     for (; e < dv; e += lanes) mix_part<type, NQ, 1>(p, n_keys, v, dv, e, least(lanes, dv - e), out);
 }
 
-template <DType type> static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k,
-    uint32_t n_tiles, float* s)
+// NQ queries at a time, then what is left with fewer
+template <DType type, uint32_t NQ = (lanes > 1 ? 4 : 2)>
+static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
 {
-    constexpr uint32_t many = lanes > 1 ? 4 : 2;
     uint32_t i = 0;
-    for (; i + many <= n; i += many) scores_of<type, many>(q + i, d, k, n_tiles, s + i * attention_block);
-    if (many == 4 && n - i == 3) scores_of<type, many - 1>(q + i, d, k, n_tiles, s + i * attention_block);
-    else if (many == 4 && n - i == 2) scores_of<type, many / 2>(q + i, d, k, n_tiles, s + i * attention_block);
-    else if (n > i) scores_of<type, 1>(q + i, d, k, n_tiles, s + i * attention_block);
+    for (; i + NQ <= n; i += NQ) scores_of<type, NQ>(q + i, d, k, n_tiles, s + i * attention_block);
+    if constexpr (NQ > 1)
+        if (i < n) scores_type<type, NQ - 1>(q + i, n - i, d, k, n_tiles, s + i * attention_block);
 }
 static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles,
     float* s)
@@ -3156,15 +3161,13 @@ static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned
     else if (has(Feature::quantised_cache) && type == DType::q8_0) scores_type<DType::q8_0>(q, n, d, k, n_tiles, s);
     else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
 }
-template <DType type> static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv,
-    float* out)
+template <DType type, uint32_t NQ = (lanes > 1 ? 4 : 2)>
+static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
 {
-    constexpr uint32_t many = lanes > 1 ? 4 : 2;
     uint32_t i = 0;
-    for (; i + many <= n; i += many) mix_of<type, many>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
-    if (many == 4 && n - i == 3) mix_of<type, many - 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
-    else if (many == 4 && n - i == 2) mix_of<type, many / 2>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
-    else if (n > i) mix_of<type, 1>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    for (; i + NQ <= n; i += NQ) mix_of<type, NQ>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    if constexpr (NQ > 1)
+        if (i < n) mix_type<type, NQ - 1>(p + i * attention_block, n - i, n_keys, v, dv, out + uint64_t{i} * dv);
 }
 static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
 {
