@@ -202,9 +202,9 @@ refused 'needs [0-9]+ bytes of memory.*lower --ctx-size' "$model" --ctx-size 200
 "$run" "$model" -n 200 -t 0 2>"$dir/err" | head -c 5 >/dev/null
 status=${PIPESTATUS[0]}
 ok 'a reader that goes away is no error' "[ $status -eq 0 ]"
-"$run" "$model" -n 5 >&- 2>"$dir/err"
 sleep 4 | timeout -k 2 -s TERM 1 "$run" tokenize "$model" >/dev/null 2>&1     # 137: only SIGKILL ended it
 ok 'SIGTERM ends a program that waits for stdin' "[ ${PIPESTATUS[1]} -eq 124 ]"
+"$run" "$model" -n 5 >&- 2>"$dir/err"
 ok 'a closed stdout is an error: the text is lost' "[ $? -eq 1 ] && grep -q 'stdout: cannot be written' '$dir/err'"
 if [ -e /dev/full ]; then
     "$run" "$model" -n 5 >/dev/full 2>"$dir/err"
