@@ -455,7 +455,7 @@ enum Region : uint8_t {
     region_expert,     // (2, T, D) gathered rows of one expert and what it returns
     region_quantised,  // (T, G) Group and (T, G / 3 + 1) Residual: the input of a quantised product
     region_rope,       // (2, T, rope_dim) cos and sin
-    region_slices,     // scratch of each slice's attention
+    region_pieces,     // scratch of each piece of the attention
     region_convolved,  // (T, 3 C) rows of a convolution
     region_mask,       // bytes: the source's mask
     region_logits,     // (rows, V)
@@ -476,14 +476,16 @@ struct Group {
 // What the first rounding of a coarse group left, rounded in its turn; see >> 17 Products.
 struct Residual {
     Group rest;
-    uint32_t group, token;                                     // group = UINT32_MAX ends a list
+    uint32_t group, token;                                     // token of the panel; group = UINT32_MAX ends a list
 };
 constexpr uint32_t panel_rows = 8;                             // tokens whose groups stand side by side
-static constexpr uint32_t most_residuals(uint32_t groups) { return groups / 3; }
+static constexpr uint64_t most_residuals(uint64_t groups) { return groups / 3; }
 
 constexpr uint32_t attention_block = 128;                      // positions; part of the numbers, not a tuning knob
 constexpr uint32_t attention_rows = 4;                         // queries that share a pass over the keys
-constexpr uint32_t attention_wave = 32;                        // blocks that slices share out before their values are merged
+static constexpr uint64_t pieces_at_most(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 4 : 1; }
+constexpr uint32_t attention_wave = 32;                        // blocks that are shared out before their values are merged
+static constexpr uint64_t wave_units(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 2 : 0; }
 
 static constexpr uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static constexpr bool is_causal(const Config& c) { return (c.flags & flag_causal) != 0; }
@@ -559,12 +561,12 @@ static constexpr Plan plan(const Config& main, const Config& encoder, const Opti
     const uint64_t t = batch_rows(main, o, false), source = main.flags & flag_cross ? source_rows(encoder, o) : 0;
     const uint64_t t_encoder = encoder.n_layers ? batch_rows(encoder, o, true) : 0;
     const uint64_t logit_rows = o.all_logits || (!is_causal(main) && main.pooling == Pooling::none) ? t : 1;
-    const uint64_t slices = larger(o.slices, 1), dv = larger(main.v_head_dim, encoder.v_head_dim);
+    const uint64_t pieces = pieces_at_most(o), dv = larger(main.v_head_dim, encoder.v_head_dim);
     for (uint32_t i = 0; i < n_regions; i++) {
         const Region r = static_cast<Region>(i);
         uint64_t n = larger(region_bytes(r, main, t), encoder.n_layers ? region_bytes(r, encoder, t_encoder) : 0);
-        if (r == region_slices)                                // and, with several slices, the parts of a wave
-            n = slices * 4 * attention_rows * (attention_block + (slices > 1 ? 1 + 2 * attention_wave : 1) * (dv + 2));
+        if (r == region_pieces)                                // and, with several slices, the parts of a wave
+            n = 4 * attention_rows * (pieces * (attention_block + dv + 2) + wave_units(o) * attention_wave * (dv + 2));
         if (r == region_mask) n = larger(source, t_encoder);
         if (r == region_logits) n = 4 * logit_rows * main.n_outputs;
         if (r == region_cache)
@@ -844,8 +846,7 @@ template <class T> static T most(T a, typename Same<T>::type b) { return a > b ?
 // Pieces that `work` (multiply-adds or values) is worth: one slice may take several, for they need not run at one speed.
 static uint32_t pieces_of(const Session& s, uint64_t work, uint64_t least_each, uint64_t most_pieces)
 {
-    const uint64_t slices = most(s.options.slices, 1u);
-    return slices == 1 ? 1 : static_cast<uint32_t>(most(least(least(work / least_each, slices * 4), most_pieces), 1u));
+    return static_cast<uint32_t>(most(least(least(work / least_each, pieces_at_most(s.options)), most_pieces), 1u));
 }
 
 // work(first, last) for parts of the rows 0 .. count - 1, each of `width` values.
@@ -1133,18 +1134,21 @@ struct Attend {                                                // what one atten
     uint32_t count;                                            // T
     bool cross;
     const float* k;                                            // this batch's keys in rows, for DeBERTa's second term
-    uint32_t units, slices;                                    // Queries, and parts that they are cut into
-    uint32_t wave;                                             // first key of the running wave of blocks
+    uint32_t units, pieces;                                    // Queries, and parts that they are cut into
+    uint32_t wave, blocks;                                     // first key of the running wave, and how many blocks it has
 };
 
 static uint32_t most_value_dim(const Session& s)
 {
     return most(s.model->main.config.v_head_dim, s.model->encoder.config.v_head_dim);
 }
-static float* wave_part(const Attend& a, uint64_t item)        // behind the slices' own scratch
+static float* piece_scratch(const Attend& a, uint64_t piece)   // scores of a block, then one part
 {
-    const uint64_t slices = a.s->options.slices, part = attention_rows * (most_value_dim(*a.s) + 2);
-    return floats(*a.s, region_slices) + slices * (attention_rows * attention_block + part) + item * part;
+    return floats(*a.s, region_pieces) + piece * attention_rows * (attention_block + most_value_dim(*a.s) + 2);
+}
+static float* wave_part(const Attend& a, uint64_t item)        // behind the pieces' own scratch
+{
+    return piece_scratch(a, pieces_at_most(a.s->options)) + item * attention_rows * (most_value_dim(*a.s) + 2);
 }
 
 // Keys lo .. hi - 1 are visible to the query at absolute position pos.
@@ -1227,8 +1231,7 @@ static Queries queries_of(const Attend& a, uint32_t unit)
     const Session& s = *a.s;
     const Config& c = config(s);
     const uint32_t group = c.n_heads / c.n_kv_heads, rows = a.count * group;
-    const uint32_t per_head = (rows + attention_rows - 1) / attention_rows;
-    Queries u = {unit / per_head, unit % per_head * attention_rows, 0, UINT32_MAX, 0, {}, {}};
+    Queries u = {unit % c.n_kv_heads, unit / c.n_kv_heads * attention_rows, 0, UINT32_MAX, 0, {}, {}};
     for (u.n = 0; u.n < attention_rows && u.r + u.n < rows; u.n++) {
         const uint32_t t = (u.r + u.n) / group, h = u.kv_head * group + (u.r + u.n) % group;
         uint32_t lo, hi;
@@ -1282,17 +1285,13 @@ static void finish_queries(const Attend& a, const Queries& u)
         for (uint32_t e = 0; e < config(*a.s).v_head_dim; e++)
             u.out[i][e] = u.state[i][1] <= 0 ? 0.0f : u.out[i][e] / u.state[i][1];
 }
-static float* slice_scratch(const Attend& a, uint32_t slice)   // scores of a block, then one part
-{
-    return floats(*a.s, region_slices) + uint64_t{slice} * attention_rows * (attention_block + most_value_dim(*a.s) + 2);
-}
 
-// A slice of the queries, each over all its keys.
-static void attend_slice(void* data, uint32_t slice)
+// Some of the queries, each over all its keys.
+static void attend_piece(void* data, uint32_t piece)
 {
     const Attend& a = *static_cast<const Attend*>(data);
-    float* const scores = slice_scratch(a, slice);
-    for (uint64_t i = uint64_t{a.units} * slice / a.slices; i < uint64_t{a.units} * (slice + 1) / a.slices; i++) {
+    float* const scores = piece_scratch(a, piece);
+    for (uint64_t i = uint64_t{a.units} * piece / a.pieces; i < uint64_t{a.units} * (piece + 1) / a.pieces; i++) {
         const Queries u = queries_of(a, static_cast<uint32_t>(i));
         begin_queries(a, u);
         for (uint32_t key = u.first; key < u.last; key += attention_block) {
@@ -1304,8 +1303,8 @@ static void attend_slice(void* data, uint32_t slice)
     }
 }
 
-// A slice of (queries, block of the running wave): few queries over many keys, as in decoding a long text.
-// work(queries, first key, item) for those of the items begin .. end - 1, in ascending order, that have a key to see.
+// work(queries, first key, item) for those of the running wave's items begin .. end - 1, one for queries and block, in
+// ascending order, that have a key to see: few queries over many keys, as in decoding a long text.
 template <class Work> static void each_item(const Attend& a, uint64_t begin, uint64_t end, const Work& work)
 {
     for (uint64_t i = begin; i < end; i++) {
@@ -1314,12 +1313,12 @@ template <class Work> static void each_item(const Attend& a, uint64_t begin, uin
         if (key >= u.first && key < u.last) work(u, key, i);
     }
 }
-static void wave_slice(void* data, uint32_t slice)
+static void wave_piece(void* data, uint32_t piece)
 {
     const Attend& a = *static_cast<const Attend*>(data);
-    const uint64_t items = uint64_t{a.units} * attention_wave;
-    each_item(a, items * slice / a.slices, items * (slice + 1) / a.slices, [&](const Queries& u, uint32_t key, uint64_t i) {
-        attend_block(a, u, key, slice_scratch(a, slice), wave_part(a, i));
+    const uint64_t items = uint64_t{a.units} * a.blocks;
+    each_item(a, items * piece / a.pieces, items * (piece + 1) / a.pieces, [&](const Queries& u, uint32_t key, uint64_t i) {
+        attend_block(a, u, key, piece_scratch(a, piece), wave_part(a, i));
     });
 }
 static void attend_waves(Attend& a)
@@ -1333,8 +1332,9 @@ static void attend_waves(Attend& a)
         last = most(last, u.last);
     }
     for (; a.wave < last; a.wave += attention_wave * attention_block) {
-        parallel(*a.s, a.slices, wave_slice, &a);
-        each_item(a, 0, uint64_t{a.units} * attention_wave, [&](const Queries& u, uint32_t, uint64_t i) {
+        a.blocks = least(attention_wave, (last - a.wave + attention_block - 1) / attention_block);
+        parallel(*a.s, a.pieces, wave_piece, &a);
+        each_item(a, 0, uint64_t{a.units} * a.blocks, [&](const Queries& u, uint32_t, uint64_t i) {
             merge_block(a, u, wave_part(a, i));
         });
     }
@@ -1347,7 +1347,7 @@ TRANSFORMER_OUTLINE static void observe_weights(Attend& a)
     Session& s = *a.s;
     const Config& c = config(s);
     const uint32_t group = c.n_heads / c.n_kv_heads;
-    float* const scores = floats(s, region_slices);
+    float* const scores = floats(s, region_pieces);
     for (uint32_t h = 0; h < c.n_heads; h++)
         for (uint32_t t = 0; t < a.count && !s.cancelled; t++) {
             const float* const state = floats(s, region_state) + (uint64_t{t} * c.n_heads + h) * 2;
@@ -1376,11 +1376,11 @@ static Rows attend(Session& s, const Attention& w, Keys keys, uint32_t count, bo
     const Config& c = config(s);
     const uint32_t rows = count * (c.n_heads / c.n_kv_heads);
     const uint32_t units = (rows + attention_rows - 1) / attention_rows * c.n_kv_heads;
-    Attend a = {&s, &w, keys, count, cross, k, units, 1, 0};
+    Attend a = {&s, &w, keys, count, cross, k, units, 1, 0, 0};
     const uint64_t work = uint64_t{count} * keys.count * c.n_heads * c.head_dim;
-    a.slices = least(most(s.options.slices, 1u), pieces_of(s, work, 32768, UINT32_MAX));
-    if (a.slices > 1 && units < 2 * a.slices && keys.count > attention_block) attend_waves(a);
-    else parallel(s, a.slices, attend_slice, &a);
+    a.pieces = pieces_of(s, work, 32768, UINT32_MAX);
+    if (a.pieces > 1 && units < wave_units(s.options) && keys.count > attention_block) attend_waves(a);
+    else parallel(s, a.pieces, attend_piece, &a);
     if (s.options.observe_attention && s.options.observer) observe_weights(a);
     return {floats(s, region_mixed), count, static_cast<uint32_t>(mixed_width(c))};
 }
@@ -2070,11 +2070,12 @@ struct ProductJob {
     float* y;                                                  // (n, rows)
 };
 
+static uint32_t panels_of(uint32_t rows) { return (rows + panel_rows - 1) / panel_rows; }
 struct ProductTask {
     const Session* s;
     Rows x;
     const Product* list;
-    uint32_t n, pieces;
+    uint32_t n, pieces, token_pieces;                          // a piece: some of the tiles with some of the tokens
     uint64_t tiles;
     Group* q;
     Residual* rest;
@@ -2083,7 +2084,11 @@ struct ProductTask {
 static void product_piece(void* data, uint32_t piece)
 {
     const ProductTask& task = *static_cast<const ProductTask*>(data);
-    uint64_t begin = task.tiles * piece / task.pieces, end = task.tiles * (piece + 1) / task.pieces, base = 0;
+    const uint32_t row_pieces = task.pieces / task.token_pieces, of_tokens = piece / row_pieces, of_rows = piece % row_pieces;
+    const uint64_t begin = task.tiles * of_rows / row_pieces, end = task.tiles * (of_rows + 1) / row_pieces;
+    const uint64_t panels = panels_of(task.x.count), groups = (uint64_t{task.x.dim} + 31) / 32;
+    const uint64_t token = panels * of_tokens / task.token_pieces * panel_rows;
+    uint64_t base = 0;
     for (uint32_t i = 0; i < task.n; i++) {
         const Product& p = task.list[i];
         const Tensor& w = p.w->w;
@@ -2097,11 +2102,12 @@ static void product_piece(void* data, uint32_t piece)
             job.cols = w.cols;
             job.first = static_cast<uint32_t>(first - base);
             job.last = static_cast<uint32_t>(last - base);
-            job.x = task.x.data;
-            job.q = task.q;
-            job.rest = task.rest;
-            job.n = task.x.count;
-            job.y = p.y;
+            job.x = task.x.data + token * task.x.dim;
+            job.q = task.q + token * groups;
+            job.rest = task.rest + token * (most_residuals(groups) + 1);
+            job.n = static_cast<uint32_t>(least(uint64_t{task.x.count},
+                panels * (of_tokens + 1) / task.token_pieces * panel_rows) - token);
+            job.y = p.y + token * w.rows;
             task.s->room->product[static_cast<uint32_t>(w.dtype)](job);
         }
         base += tiles;
@@ -2117,7 +2123,7 @@ static void quantise_rows(const Kernels& room, Rows x, uint32_t first_panel, uin
         Group* const panel = q + uint64_t{t} * groups;
         Residual* list = rest + uint64_t{t} * (most_residuals(groups) + 1);
         for (uint32_t k = 0; k < width; k++)
-            list = room.quantise(x.data + uint64_t{t + k} * x.dim, x.dim, t + k, width, panel + k, list);
+            list = room.quantise(x.data + uint64_t{t + k} * x.dim, x.dim, k, width, panel + k, list);
         list->group = UINT32_MAX;
     }
 }
@@ -2126,17 +2132,20 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
 {
     Group* const q = static_cast<Group*>(static_cast<void*>(floats(s, region_quantised)));
     Residual* const rest = static_cast<Residual*>(static_cast<void*>(q + uint64_t{x.count} * ((x.dim + 31) / 32)));
-    ProductTask task = {&s, x, list, n, 1, 0, q, rest};
+    ProductTask task = {&s, x, list, n, 1, 1, 0, q, rest};
     bool quantised = false;
     for (uint32_t i = 0; i < n; i++) {
         task.tiles += (uint64_t{list[i].w->w.rows} + 15) / 16;
         quantised = quantised || is_quantised(list[i].w->w.dtype);
     }
     if (quantised)
-        each_row(s, (x.count + panel_rows - 1) / panel_rows, uint64_t{x.dim} * panel_rows, [&](uint32_t first, uint32_t last) {
+        each_row(s, panels_of(x.count), uint64_t{x.dim} * panel_rows, [&](uint32_t first, uint32_t last) {
             quantise_rows(*s.room, x, first, last, q, rest);
         });
-    task.pieces = pieces_of(s, task.tiles * 16 * x.dim * x.count, 32768, task.tiles);
+    // tokens are cut first: each thread then reads what it wrote itself
+    task.token_pieces = most(least(s.options.slices, x.count / 64), 1u);
+    task.pieces = pieces_of(s, task.tiles * 16 * x.dim * x.count, 32768, task.tiles * task.token_pieces);
+    task.pieces = most(task.pieces / task.token_pieces, 1u) * task.token_pieces;
     parallel(s, task.pieces, product_piece, &task);
 }
 
@@ -3010,9 +3019,9 @@ static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t
                     V::store(out[m][k] + (part + i) * lanes, acc[m][k][i]);
     }
     for (const Residual* r = j.rest + uint64_t{panel} * (most_residuals(groups) + 1); r->group != UINT32_MAX; r++)
-        for (uint32_t m = 0; m < NW && r->token - t < NT; m++)
+        for (uint32_t m = 0, k = r->token - (t - panel); m < NW && k < NT; m++)
             for (uint32_t part = 0; part < vectors; part += wide) {
-                float* const to = out[m][r->token - t] + part * lanes;
+                float* const to = out[m][k] + part * lanes;
                 V::f32 acc[1][wide];
                 for (uint32_t i = 0; i < wide; i++) acc[0][i] = V::load(to + i * lanes);
                 add_unit<type, 1>(w + m * next + uint64_t{r->group} * unit, part, &r->rest, acc);
@@ -5277,9 +5286,9 @@ inline uint32_t default_threads()
 class ThreadPool {
 public:
     explicit ThreadPool(uint32_t n_threads) : n_workers_(n_threads > 1 ? n_threads - 1 : 0),
-        workers_(new std::thread[n_workers_])
+        sections_(new Section[n_workers_ + 1]), workers_(new std::thread[n_workers_])
     {
-        for (uint32_t i = 0; i < n_workers_; i++) workers_[i] = std::thread([this] { work(); });
+        for (uint32_t i = 0; i < n_workers_; i++) workers_[i] = std::thread([this, i] { work(i); });
     }
     ~ThreadPool()
     {
@@ -5291,27 +5300,33 @@ public:
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    // Options::parallel_for with the pool as its user pointer.
+    // Options::parallel_for with the pool as its user pointer. A thread begins with its own section of the slices, the same one
+    // every time, for what it wrote is in its cache; then it helps with the others.
     static void parallel_for(void* pool, uint32_t n, Task task, void* data)
     {
         ThreadPool& p = *static_cast<ThreadPool*>(pool);
-        const uint64_t round = (p.ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-        p.ticket_.store(round << 32 | nothing);                // who is late from the last round finds nothing
-        p.task_.store(task, std::memory_order_relaxed);
-        p.data_.store(data, std::memory_order_relaxed);
-        p.n_.store(n, std::memory_order_relaxed);
-        p.done_.store(0, std::memory_order_relaxed);
+        const uint64_t round = (p.round_.load(std::memory_order_relaxed) + 1) & UINT32_MAX;
+        for (uint32_t i = 0; i <= p.n_workers_; i++) p.sections_[i].ticket.store(round << 32 | nothing);
+        p.task_.store(task, std::memory_order_release);        // who is late from the last round sees `nothing` before these
+        p.data_.store(data, std::memory_order_release);
+        p.n_.store(n, std::memory_order_release);
+        p.done_.store(0, std::memory_order_release);
+        for (uint32_t i = 0; i <= p.n_workers_; i++)
+            p.sections_[i].ticket.store(round << 32 | p.section_begin(i, n), std::memory_order_release);
         p.publish(round);
-        p.take(round);
+        p.take(round, p.n_workers_);
         p.wait(p.finished_, p.waiting_, [&] { return p.done_.load() >= n; });
     }
 
 private:
     static constexpr uint64_t nothing = UINT32_MAX;            // no slice to be had yet
 
+    struct alignas(64) Section { std::atomic<uint64_t> ticket{0}; };    // {round, next slice}, each in a cache line
+
+    uint32_t section_begin(uint64_t i, uint64_t n) const { return static_cast<uint32_t>(n * i / (n_workers_ + 1)); }
     void publish(uint64_t round)
     {
-        ticket_.store(round << 32);
+        round_.store(round);
         wake(news_, sleepers_);
     }
     // A sleeper counts itself before it looks for the last time, so that a change is seen by it or it by who makes the change.
@@ -5333,41 +5348,42 @@ private:
         on.wait(lock, ready);
         sleepers--;
     }
-    // Slices of one round, as long as there are any. The ticket is {round, next slice}: it cannot be taken in a later round.
-    void take(uint64_t round)
+    // Slices of one round, as long as there are any. A ticket names its round: it cannot be taken in a later one.
+    void take(uint64_t round, uint32_t own)
     {
-        for (uint64_t t = ticket_.load(std::memory_order_acquire);
-            t >> 32 == (round & UINT32_MAX) && (t & UINT32_MAX) < n_.load(std::memory_order_relaxed);) {
-            const Task task = task_.load(std::memory_order_relaxed);
-            void* const data = data_.load(std::memory_order_relaxed);
-            const uint32_t n = n_.load(std::memory_order_relaxed);
-            if (!ticket_.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
-            task(data, static_cast<uint32_t>(t));
-            if (done_.fetch_add(1) + 1 == n) wake(finished_, waiting_);
-            t = ticket_.load(std::memory_order_acquire);
+        for (uint32_t i = 0; i <= n_workers_; i++) {
+            const uint32_t section = (own + i) % (n_workers_ + 1);
+            std::atomic<uint64_t>& ticket = sections_[section].ticket;
+            for (uint64_t t = ticket.load(std::memory_order_acquire); t >> 32 == round;) {
+                const Task task = task_.load(std::memory_order_acquire);
+                void* const data = data_.load(std::memory_order_acquire);
+                const uint32_t n = n_.load(std::memory_order_acquire);
+                if ((t & UINT32_MAX) >= section_begin(section + 1, n)) break;
+                if (!ticket.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
+                task(data, static_cast<uint32_t>(t));
+                if (done_.fetch_add(1) + 1 == n) wake(finished_, waiting_);
+                t = ticket.load(std::memory_order_acquire);
+            }
         }
     }
-    bool news(uint64_t seen) const
+    void work(uint32_t own)
     {
-        const uint64_t t = ticket_.load();
-        return stop_ || (t >> 32 != seen && (t & UINT32_MAX) != nothing);
-    }
-    void work()
-    {
-        for (uint64_t seen = 0; !stop_; seen = ticket_.load() >> 32) {
-            wait(news_, sleepers_, [&] { return news(seen); });
-            take(ticket_.load() >> 32);
+        for (uint64_t seen = 0; !stop_;) {
+            wait(news_, sleepers_, [&] { return stop_ || round_.load() != seen; });
+            seen = round_.load();
+            take(seen, own);
         }
     }
 
     std::atomic<Task> task_{nullptr};
     std::atomic<void*> data_{nullptr};
-    std::atomic<uint64_t> ticket_{0};
+    std::atomic<uint64_t> round_{0};
     std::atomic<uint32_t> n_{0}, done_{0}, sleepers_{0}, waiting_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;
     std::condition_variable news_, finished_;
     uint32_t n_workers_;
+    std::unique_ptr<Section[]> sections_;                      // the last one is the caller's
     std::unique_ptr<std::thread[]> workers_;
 };
 
