@@ -467,11 +467,11 @@ struct Plan {
     uint64_t at[n_regions + 1] = {};                           // at[n_regions]: all of it
 };
 
-// 32 activations of a quantised product: x = scale * q, sum = q[0] + ... + q[31].
+// 32 activations of a quantised product: x = scale * q, offset = -128 (q[0] + ... + q[31]).
 struct Group {
     int8_t q[32];
     float scale;
-    int32_t sum;
+    int32_t offset;
 };
 // What the first rounding of a coarse group left, rounded in its turn; see >> 17 Products.
 struct Residual {
@@ -482,7 +482,7 @@ constexpr uint32_t panel_rows = 8;                             // tokens whose g
 static constexpr uint64_t most_residuals(uint64_t groups) { return groups / 3; }
 
 constexpr uint32_t attention_block = 128;                      // positions; part of the numbers, not a tuning knob
-constexpr uint32_t attention_rows = 4;                         // queries that share a pass over the keys
+constexpr uint32_t attention_rows = sizeof(void*) > 4 ? 8 : 2; // queries that share a pass over the keys
 static constexpr uint64_t pieces_at_most(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 4 : 1; }
 constexpr uint32_t attention_wave = 32;                        // blocks that are shared out before their values are merged
 static constexpr uint64_t wave_units(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 2 : 0; }
@@ -1186,7 +1186,7 @@ static float score_bias(const Attend& a, uint32_t t, uint32_t h, uint32_t pos, u
     return bias;
 }
 
-// Scores of one block for up to four queries (rows r .. of one kv head; row = token * G + head within the group): s (n, 128).
+// Scores of one block for n queries (rows r .. of one kv head; row = token * G + head within the group): s (n, 128).
 static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t n, uint32_t first_key, uint32_t n_keys,
     float* scores)
 {
@@ -1220,7 +1220,7 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
     }
 }
 
-// Up to four queries that share a pass over the keys of one kv head: rows r .. r + n - 1, row = token * G + head in the group.
+// Queries that share a pass over the keys of one kv head: rows r .. r + n - 1, row = token * G + head in the group.
 struct Queries {
     uint32_t kv_head, r, n, first, last;                       // keys first .. last - 1 are visible to some of them
     float* out[attention_rows];                                // their dv values
@@ -1254,7 +1254,7 @@ static void begin_queries(const Attend& a, const Queries& u)
         u.state[i][1] = a.w->sinks ? 1.0f : 0.0f;
     }
 }
-// The block of keys from `key` on alone: part = maxima (4), sums (4) and values (n, dv).
+// The block of keys from `key` on alone: part = maxima, sums and values (n, dv).
 static void attend_block(const Attend& a, const Queries& u, uint32_t key, float* scores, float* part)
 {
     const Session& s = *a.s;
@@ -2195,7 +2195,7 @@ static void parallel(const Session& s, uint32_t pieces, Task task, void* data)
 
 struct Scalar {
     // what its registers hold at a time
-    static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1, streams = 1;
+    static constexpr uint32_t lanes = 1, wide = 4, tokens = 1, plain_rows = 1, plain_tokens = 1, streams = 1, queries = 2;
     typedef float f32;
     typedef int32_t i32;
     typedef const unsigned char* bytes;
@@ -2238,8 +2238,9 @@ struct Scalar {
     static i32 imax(i32 a, i32 b) { return a > b ? a : b; }
     static int32_t ilargest(i32 a) { return a; }
     static void store_i8(int8_t* p, f32 n) { *p = static_cast<int8_t>(bits_of(n) & 255u); }   // low byte of n = k + 1.5 * 2^23
-    // Four columns of weights times four activations, summed: signed bytes, or nibbles (0 .. 15) of them. What a room adds to
-    // each signed weight, to make it unsigned, is taken off by `begin`, which knows the sum of the activations.
+    // Four columns of weights times four activations, summed: signed bytes, or nibbles of them, 0 .. 15 times `nibble`. What a
+    // room adds to each signed byte, to make it unsigned, is taken off by `begin`, which knows the sum of the activations.
+    static constexpr int32_t nibble = 1;
     static bytes load_bytes(const unsigned char* p) { return p; }
     static i32 begin(int32_t) { return 0; }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
@@ -2331,7 +2332,7 @@ private:
 #if TRANSFORMER_X86
 TRANSFORMER_TARGET(TRANSFORMER_AVX2_TARGET)
 struct Avx2 {
-    static constexpr uint32_t lanes = 8, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 4;
+    static constexpr uint32_t lanes = 8, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 4, queries = 4;
     typedef __m256 f32;
     typedef __m256i i32;
     typedef __m256i bytes;
@@ -2399,17 +2400,29 @@ struct Avx2 {
     {
         return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p)));
     }
-    static constexpr bool groups(DType) { return false; }
+    static constexpr bool groups(DType type) { return type != DType::q8_0; }
+    static constexpr int32_t nibble = 1;
     static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)          // |w| x sign(w): sums of two fit in 16 bits, since |x| <= 127
     {
         return widen(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four(x), w)));
     }
-    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    // nibbles: eight sums of two products each fit in 16 bits
+    template <DType, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
     {
-        return widen(acc, _mm256_maddubs_epi16(_mm256_and_si256(w, _mm256_set1_epi8(15)), four(x)));
+        const i32 nibbles = _mm256_set1_epi8(15);
+        i32 pairs[NT];
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) pairs[k] = izero();
+        TRANSFORMER_UNROLL for (uint32_t step = 0; step < 4; step++) {
+            const i32 b = load_bytes(w + 64 * step), low = _mm256_and_si256(b, nibbles);
+            const i32 high = _mm256_and_si256(_mm256_srli_epi16(b, 4), nibbles);
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+                pairs[k] = _mm256_add_epi16(pairs[k], _mm256_maddubs_epi16(low, four(x[k].q + 8 * step)));
+                pairs[k] = _mm256_add_epi16(pairs[k], _mm256_maddubs_epi16(high, four(x[k].q + 8 * step + 4)));
+            }
+        }
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) d[k][0] = widen(d[k][0], pairs[k]);
     }
-    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
 
 protected:
     static __m128i half(const unsigned char* p)
@@ -2426,16 +2439,18 @@ TRANSFORMER_TARGET_END
 TRANSFORMER_TARGET(TRANSFORMER_AVX_VNNI_TARGET)
 struct AvxVnni : Avx2 {                                        // VPDPBUSD without AVX-512
     static constexpr Isa isa = Isa::avx_vnni;
-    static i32 begin(int32_t sum) { return iset(-128 * sum); } // it wants unsigned weights: w + 128
+    static constexpr bool groups(DType) { return false; }
+    static i32 begin(int32_t offset) { return iset(offset); }  // it wants unsigned weights: w + 128
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
         return _mm256_dpbusd_avx_epi32(acc, _mm256_xor_si256(w, _mm256_set1_epi8(-128)), four(x));
     }
-    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    static constexpr int32_t nibble = 16;                      // so that the offset of 8 is one of 128 as well
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return dot_high(acc, _mm256_slli_epi16(w, 4), x); }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x)
     {
-        return _mm256_dpbusd_avx_epi32(acc, _mm256_and_si256(w, _mm256_set1_epi8(15)), four(x));
+        return _mm256_dpbusd_avx_epi32(acc, _mm256_and_si256(w, _mm256_set1_epi8(-16)), four(x));
     }
-    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm256_srli_epi16(w, 4), x); }
 };
 TRANSFORMER_TARGET_END
 #endif
@@ -2443,7 +2458,7 @@ TRANSFORMER_TARGET_END
 #if TRANSFORMER_X86
 TRANSFORMER_TARGET(TRANSFORMER_AVX512_TARGET)
 struct Avx512 {
-    static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4, streams = 2;
+    static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4, streams = 2, queries = 8;
     typedef __m512 f32;
     typedef __m512i i32;
     typedef __m512i bytes;
@@ -2500,16 +2515,17 @@ struct Avx512 {
     }
     static bytes load_bytes(const unsigned char* p) { return _mm512_loadu_si512(p); }
     static constexpr bool groups(DType) { return false; }
-    static i32 begin(int32_t sum) { return iset(-128 * sum); } // VPDPBUSD wants unsigned weights: w + 128
+    static i32 begin(int32_t offset) { return iset(offset); }  // VPDPBUSD wants unsigned weights: w + 128
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
         return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), four(x));
     }
-    static i32 dot_low(i32 acc, bytes w, const int8_t* x)
+    static constexpr int32_t nibble = 16;                      // so that the offset of 8 is one of 128 as well
+    static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return dot_high(acc, _mm512_slli_epi16(w, 4), x); }
+    static i32 dot_high(i32 acc, bytes w, const int8_t* x)
     {
-        return _mm512_dpbusd_epi32(acc, _mm512_and_si512(w, _mm512_set1_epi8(15)), four(x));
+        return _mm512_dpbusd_epi32(acc, _mm512_and_si512(w, _mm512_set1_epi8(-16)), four(x));
     }
-    static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot_low(acc, _mm512_srli_epi16(w, 4), x); }
 
 private:
     static __m256i half(const unsigned char* p)
@@ -2523,7 +2539,7 @@ TRANSFORMER_TARGET_END
 
 #if TRANSFORMER_NEON
 struct Neon {
-    static constexpr uint32_t lanes = 4, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 2;
+    static constexpr uint32_t lanes = 4, wide = 1, tokens = 4, plain_rows = 2, plain_tokens = 2, streams = 2, queries = 4;
     typedef float32x4_t f32;
     typedef int32x4_t i32;
     typedef int8x16_t bytes;
@@ -2575,6 +2591,7 @@ struct Neon {
     }
     static bytes load_bytes(const unsigned char* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
     static constexpr bool groups(DType) { return false; }
+    static constexpr int32_t nibble = 1;
     static i32 begin(int32_t) { return izero(); }
     static i32 dot(i32 acc, bytes w, const int8_t* x)
     {
@@ -2818,9 +2835,9 @@ static void quantise_group(const float* x, Group* out)
     for (uint32_t k = 0; k < 32; k += lanes) m = V::imax(m, V::magnitude(V::load(x + k)));
     const uint32_t largest = static_cast<uint32_t>(V::ilargest(m));
     const float top = of_bits(largest);
-    const bool nothing = largest >= 0x7f800000u || top < 1e-30f;
+    const bool nothing = largest >= 0x7f800000u || top < 1e-25f;
     out->scale = largest >= 0x7f800000u ? of_bits(0x7fc00000u) : nothing ? 0.0f : top / 127.0f;
-    out->sum = 0;
+    out->offset = 0;
     if (nothing) {
         memset(out->q, 0, 32);
         return;
@@ -2833,8 +2850,8 @@ static void quantise_group(const float* x, Group* out)
         V::store_i8(out->q + k, n);
         if (lanes > 1) sum[k / lanes % vectors] = V::add(sum[k / lanes % vectors], V::sub(n, magic));   // whole numbers
     }
-    if (lanes > 1) out->sum = static_cast<int32_t>(V::sum(sum));
-    else for (int8_t q : out->q) out->sum += q;
+    if (lanes > 1) out->offset = -128 * static_cast<int32_t>(V::sum(sum));
+    else for (int8_t q : out->q) out->offset -= 128 * q;
 }
 static Residual* quantise(const float* x, uint32_t n, uint32_t token, uint32_t stride, Group* out, Residual* rest)
 {
@@ -2957,13 +2974,23 @@ template <DType type> static void product_plain(const ProductJob& j)
     }
 }
 
+// d[k] += the dot products of 32 columns of a tile, rows part * lanes on, with the groups x[0 .. NT - 1].
 template <DType type, uint32_t NT, class R = V>
-TRANSFORMER_INLINE void whole_group(const unsigned char* w, const Group* x, typename R::i32 (&d)[NT][wide])
+TRANSFORMER_INLINE void group_dots(const unsigned char* u, uint32_t part, const Group* x, typename R::i32 (&d)[NT][wide])
 {
-    R::template group<type, NT>(w, x, d);
+    if constexpr (R::groups(type)) R::template group<type, NT>(u + part * lanes * 4, x, d);
+    else
+    TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < (type == DType::q8_0 ? 8 : 4); step++)
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
+            const typename R::bytes b = R::load_bytes(u + 64 * step + (part + i) * lanes * 4);
+            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+                if constexpr (type == DType::q8_0) d[k][i] = R::dot(d[k][i], b, x[k].q + 4 * step);
+                else d[k][i] = R::dot_high(R::dot_low(d[k][i], b, x[k].q + 8 * step), b, x[k].q + 8 * step + 4);
+            }
+        }
 }
 
-// acc[k] += 32 columns of a tile, rows part * lanes on, with the groups x[0 .. NT - 1].
+// acc[k] += the same products as floats.
 template <DType type, uint32_t NT>
 TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Group* x, V::f32 (&acc)[NT][wide])
 {
@@ -2971,27 +2998,22 @@ TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Gr
     V::i32 d[NT][wide];
     TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
         TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
-            d[k][i] = type == DType::q8_0 ? V::begin(x[k].sum) : type == DType::q4_0 ? V::iset(-8 * x[k].sum) : V::izero();
-    if constexpr (V::groups(type)) whole_group<type>(u + part * lanes * 4, x, d);
-    else
-    TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < quants / 64; step++)
-        TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
-            const V::bytes b = V::load_bytes(u + 64 * step + (part + i) * lanes * 4);
-            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
-                if constexpr (type == DType::q8_0) d[k][i] = V::dot(d[k][i], b, x[k].q + 4 * step);
-                else d[k][i] = V::dot_high(V::dot_low(d[k][i], b, x[k].q + 8 * step), b, x[k].q + 8 * step + 4);
-            }
-        }
+            d[k][i] = type == DType::q8_0 ? V::begin(x[k].offset)
+                : type == DType::q4_0 ? V::iset(x[k].offset / (16 / V::nibble)) : V::izero();
+    group_dots<type>(u, part, x, d);
     V::f32 scale[wide], minimum[wide];
     load_wide<DType::f16>(u + quants + part * lanes * 2, scale);
     if constexpr (type == DType::q4_1) load_wide<DType::f16>(u + quants + 32 + part * lanes * 2, minimum);
-    TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {   // by powers of two, which no rounding sees
+        if (type != DType::q8_0 && V::nibble > 1) scale[i] = V::mul(scale[i], V::set(1.0f / V::nibble));
+        if constexpr (type == DType::q4_1) minimum[i] = V::mul(minimum[i], V::set(-1.0f / 128));
         TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
             const V::f32 by = V::set(x[k].scale);
             acc[k][i] = V::add(acc[k][i], V::mul(V::to_float(d[k][i]), V::mul(scale[i], by)));
             if constexpr (type == DType::q4_1)
-                acc[k][i] = V::add(acc[k][i], V::mul(V::set(static_cast<float>(x[k].sum)), V::mul(minimum[i], by)));
+                acc[k][i] = V::add(acc[k][i], V::mul(V::to_float(V::iset(x[k].offset)), V::mul(minimum[i], by)));
         }
+    }
 }
 
 // NW tiles of 16 rows, `apart` from each other, with NT tokens from t on, which stand in one panel.
@@ -3031,7 +3053,8 @@ static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t
         for (uint32_t k = 0; k < NT; k++) {
             const uint32_t row = (index + m * apart) * 16, rows = least(16u, j.rows - row);
             float* const y = j.y + uint64_t{t + k} * j.rows + row;
-            if (!j.b) memcpy(y, out[m][k], rows * sizeof(float));
+            if (!j.b && rows == 16) memcpy(y, out[m][k], 16 * sizeof(float));
+            else if (!j.b) memcpy(y, out[m][k], rows * sizeof(float));
             else for (uint32_t r = 0; r < rows; r++) y[r] = out[m][k][r] + load_f32(j.b + uint64_t{row + r} * 4);
         }
 }
@@ -3155,7 +3178,7 @@ template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n
 }
 
 // NQ queries at a time, then what is left with fewer
-template <DType type, uint32_t NQ = (lanes > 1 ? 4 : 2)>
+template <DType type, uint32_t NQ = V::queries>
 static void scores_type(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, uint32_t n_tiles, float* s)
 {
     uint32_t i = 0;
@@ -3170,7 +3193,7 @@ static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned
     else if (has(Feature::quantised_cache) && type == DType::q8_0) scores_type<DType::q8_0>(q, n, d, k, n_tiles, s);
     else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
 }
-template <DType type, uint32_t NQ = (lanes > 1 ? 4 : 2)>
+template <DType type, uint32_t NQ = V::queries>
 static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
 {
     uint32_t i = 0;
