@@ -409,13 +409,13 @@ struct Event {                      // what an observer sees; valid during the c
 };
 typedef bool (*Observer)(void* user, const Event& event);      // false cancels the forward; the session stays usable
 typedef void (*Task)(void* data, uint32_t slice);
-// task(data, 0 .. n-1) in any order, then return; n is at most four times Options::slices
+// task(data, 0 .. n-1) in any order, then return; n is at most eight times Options::slices
 typedef void (*ParallelFor)(void* user, uint32_t n, Task task, void* data);
 
 struct Options {
     uint32_t capacity = 256;        // positions of the decoder's cache, or the longest text of a lone encoder
     uint32_t source_capacity = 0;   // rows of encoder output (encoder-decoders); 0: as capacity
-    uint32_t batch = 128;           // tokens of one pass over the weights: more need more scratch and run faster
+    uint32_t batch = 256;           // tokens of one pass over the weights: more need more scratch and run faster
     DType cache = DType::f16;       // f16, f32 or q8_0
     bool all_logits = false;        // keep a row of logits for every token; a forward then takes at most `batch` tokens
     Isa isa = Isa::best;
@@ -483,7 +483,7 @@ static constexpr uint64_t most_residuals(uint64_t groups) { return groups / 3; }
 
 constexpr uint32_t attention_block = 128;                      // positions; part of the numbers, not a tuning knob
 constexpr uint32_t attention_rows = sizeof(void*) > 4 ? 8 : 2; // queries that share a pass over the keys
-static constexpr uint64_t pieces_at_most(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 4 : 1; }
+static constexpr uint64_t pieces_at_most(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 8 : 1; }
 constexpr uint32_t attention_wave = 32;                        // blocks that are shared out before their values are merged
 static constexpr uint64_t wave_units(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 2 : 0; }
 
@@ -1281,9 +1281,10 @@ static void merge_block(const Attend& a, const Queries& u, const float* part)
 }
 static void finish_queries(const Attend& a, const Queries& u)
 {
-    for (uint32_t i = 0; i < u.n; i++)
-        for (uint32_t e = 0; e < config(*a.s).v_head_dim; e++)
-            u.out[i][e] = u.state[i][1] <= 0 ? 0.0f : u.out[i][e] / u.state[i][1];
+    for (uint32_t i = 0; i < u.n; i++) {
+        const float by = u.state[i][1] <= 0 ? 0.0f : 1.0f / u.state[i][1];              // no key: all values are 0
+        for (uint32_t e = 0; e < config(*a.s).v_head_dim; e++) u.out[i][e] *= by;
+    }
 }
 
 // Some of the queries, each over all its keys.
@@ -2142,9 +2143,11 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
         each_row(s, panels_of(x.count), uint64_t{x.dim} * panel_rows, [&](uint32_t first, uint32_t last) {
             quantise_rows(*s.room, x, first, last, q, rest);
         });
-    // tokens are cut first: each thread then reads what it wrote itself
+    // Tokens are cut first: each thread then reads what it wrote itself. With few tokens the memory is what counts: one stretch
+    // for each thread, for a stream that begins anew is slow.
     task.token_pieces = most(least(s.options.slices, x.count / 64), 1u);
-    task.pieces = pieces_of(s, task.tiles * 16 * x.dim * x.count, 32768, task.tiles * task.token_pieces);
+    const uint64_t at_most = x.count > panel_rows ? task.tiles * task.token_pieces : least(task.tiles, s.options.slices);
+    task.pieces = pieces_of(s, task.tiles * 16 * x.dim * x.count, 32768, at_most);
     task.pieces = most(task.pieces / task.token_pieces, 1u) * task.token_pieces;
     parallel(s, task.pieces, product_piece, &task);
 }
