@@ -38,15 +38,15 @@
 //   Part III  Numbers
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
-//     >> 17 Products                   105   y = W x + b, shared out over threads
-//     >> 18 Rooms                      480   an ISA is one struct of words
-//     >> 19 Kernels                    715   written once over the words
+//     >> 17 Products                     120   y = W x + b, shared out over threads
+//     >> 18 Rooms                      505   an ISA is one struct of words
+//     >> 19 Kernels                    725   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
 //     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
-//     >> 24 Threads                    200   a small pool, on request
+//     >> 24 Threads                    205   a small pool, on request
 //     >> 25 Files                      100   map or read a file; can be left out
 //
 // Notation: T tokens of a batch, S positions attended to, D dim, H n_heads, K n_kv_heads, d head_dim, F hidden_dim,
@@ -840,8 +840,8 @@ static void store_u16(unsigned char* p, uint32_t x);
 static float* floats(const Session& s, Region r) { return static_cast<float*>(static_cast<void*>(s.memory + s.plan.at[r])); }
 static const Config& config(const Session& s) { return s.stack->config; }
 template <class T> struct Same { typedef T type; };             // the second argument takes the first one's type
-template <class T> static T least(T a, typename Same<T>::type b) { return a < b ? a : b; }
-template <class T> static T most(T a, typename Same<T>::type b) { return a > b ? a : b; }
+template <class T> static constexpr T least(T a, typename Same<T>::type b) { return a < b ? a : b; }
+template <class T> static constexpr T most(T a, typename Same<T>::type b) { return a > b ? a : b; }
 
 // Pieces that `work` (multiply-adds or values) is worth: one slice may take several, for they need not run at one speed.
 static uint32_t pieces_of(const Session& s, uint64_t work, uint64_t least_each, uint64_t most_pieces)
@@ -2059,17 +2059,22 @@ static inline float fused(float a, float b, float c)
 // one group in thirty on SmolLM2, and a third of the error of llama.cpp's single rounding.
 
 struct ProductJob {
-    const unsigned char* w;                                    // the matrix
-    const unsigned char* b;                                    // its bias or null
-    uint32_t rows, cols, first, last;                          // tiles first .. last - 1
+    struct Part {                                              // units first .. last - 1 of one matrix: its rows or tiles
+        const unsigned char* w;                                // the matrix
+        const unsigned char* b;                                // its bias or null
+        uint32_t rows, first, last;
+        float* y;                                              // (n, rows)
+    };
+    const Part* parts;
+    uint32_t n_parts, cols;
     const float* x;                                            // (n, cols), for plain weights
     // for quantised ones, G = ceil(cols / 32): panels of up to 8 tokens with their groups side by side, q[(8 p G) + g w + t]
     // for token t of the w in panel p; the residuals of a panel from rest[8 p (G / 3 + 1)] on, by token, then by group
     const Group* q;
     const Residual* rest;
     uint32_t n;
-    float* y;                                                  // (n, rows)
 };
+constexpr uint32_t most_products = 3;                          // with one x: q, k and v
 
 static uint32_t panels_of(uint32_t rows) { return (rows + panel_rows - 1) / panel_rows; }
 struct ProductTask {
@@ -2089,29 +2094,26 @@ static void product_piece(void* data, uint32_t piece)
     const uint64_t begin = task.tiles * of_rows / row_pieces, end = task.tiles * (of_rows + 1) / row_pieces;
     const uint64_t panels = panels_of(task.x.count), groups = (uint64_t{task.x.dim} + 31) / 32;
     const uint64_t token = panels * of_tokens / task.token_pieces * panel_rows;
+    const uint64_t token_end = panels * (of_tokens + 1) / task.token_pieces * panel_rows;
+    ProductJob::Part parts[most_products];
+    ProductJob job = {parts, 0, task.x.dim, task.x.data + token * task.x.dim, task.q + token * groups,
+        task.rest + token * (most_residuals(groups) + 1), static_cast<uint32_t>(least(token_end, task.x.count) - token)};
     uint64_t base = 0;
-    for (uint32_t i = 0; i < task.n; i++) {
+    for (uint32_t i = 0; i < task.n; i++) {                    // matrices of one type are one job
         const Product& p = task.list[i];
         const Tensor& w = p.w->w;
         const uint64_t tiles = (uint64_t{w.rows} + 15) / 16;
-        const uint64_t first = most(begin, base), last = least(end, base + tiles);
-        if (first < last) {
-            ProductJob job;
-            job.w = w.data + p.matrix * matrix_bytes(w.dtype, w.rows, w.cols);
-            job.b = p.w->b ? p.w->b.data + uint64_t{p.matrix} * w.rows * 4 : nullptr;
-            job.rows = w.rows;
-            job.cols = w.cols;
-            job.first = static_cast<uint32_t>(first - base);
-            job.last = static_cast<uint32_t>(last - base);
-            job.x = task.x.data + token * task.x.dim;
-            job.q = task.q + token * groups;
-            job.rest = task.rest + token * (most_residuals(groups) + 1);
-            job.n = static_cast<uint32_t>(least(uint64_t{task.x.count},
-                panels * (of_tokens + 1) / task.token_pieces * panel_rows) - token);
-            job.y = p.y + token * w.rows;
-            task.s->room->product[static_cast<uint32_t>(w.dtype)](job);
-        }
+        const uint64_t first = most(begin, base), last = least(end, base + tiles), unit = is_quantised(w.dtype) ? 1 : 16;
+        if (first < last)
+            parts[job.n_parts++] = {w.data + p.matrix * matrix_bytes(w.dtype, w.rows, w.cols),
+                p.w->b ? p.w->b.data + uint64_t{p.matrix} * w.rows * 4 : nullptr, w.rows,
+                static_cast<uint32_t>((first - base) * unit),
+                static_cast<uint32_t>(unit > 1 ? least((last - base) * unit, w.rows) : last - base), p.y + token * w.rows};
         base += tiles;
+        if (job.n_parts && (i + 1 == task.n || task.list[i + 1].w->w.dtype != w.dtype)) {
+            task.s->room->product[static_cast<uint32_t>(w.dtype)](job);
+            job.n_parts = 0;
+        }
     }
 }
 
@@ -2253,7 +2255,7 @@ struct Scalar {
     }
     // d[k] += 32 columns of `wide` vectors of rows with x[k], of the types that have this as one word
     static constexpr bool groups(DType type) { return type == DType::q8_0; }
-    template <DType, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
+    template <DType, uint32_t NT, uint32_t W> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][W])
     {
         for (uint32_t k = 0; k < 32; k += 4)
             TRANSFORMER_UNROLL for (uint32_t r = 0; r < wide; r++) d[0][r] = dot(d[0][r], w + 16 * k + 4 * r, x->q + k);
@@ -2287,7 +2289,8 @@ struct Dsp : Scalar {                                          // Cortex-M4 and 
         }
     }
     // 23 instructions for 16 products, which a compiler does not keep in registers
-    template <DType, uint32_t NT> TRANSFORMER_INLINE void group(const unsigned char* w, const Group* group, i32 (&d)[NT][wide])
+    template <DType, uint32_t NT, uint32_t W>
+    TRANSFORMER_INLINE void group(const unsigned char* w, const Group* group, i32 (&d)[NT][W])
     {
         i32 a = d[0][0], b = d[0][1], c = d[0][2], e = d[0][3];
         uint32_t u, v, even_x, odd_x;
@@ -2411,20 +2414,23 @@ struct Avx2 {
         return widen(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four(x), w)));
     }
     // nibbles: eight sums of two products each fit in 16 bits
-    template <DType, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
+    template <DType, uint32_t NT, uint32_t W> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][W])
     {
         const i32 nibbles = _mm256_set1_epi8(15);
-        i32 pairs[NT];
-        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) pairs[k] = izero();
-        TRANSFORMER_UNROLL for (uint32_t step = 0; step < 4; step++) {
-            const i32 b = load_bytes(w + 64 * step), low = _mm256_and_si256(b, nibbles);
-            const i32 high = _mm256_and_si256(_mm256_srli_epi16(b, 4), nibbles);
-            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
-                pairs[k] = _mm256_add_epi16(pairs[k], _mm256_maddubs_epi16(low, four(x[k].q + 8 * step)));
-                pairs[k] = _mm256_add_epi16(pairs[k], _mm256_maddubs_epi16(high, four(x[k].q + 8 * step + 4)));
+        i32 pairs[NT][W];
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) pairs[k][i] = izero();
+        TRANSFORMER_UNROLL for (uint32_t step = 0; step < 4; step++)
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) {
+                const i32 b = load_bytes(w + 64 * step + 32 * i), low = _mm256_and_si256(b, nibbles);
+                const i32 high = _mm256_and_si256(_mm256_srli_epi16(b, 4), nibbles);
+                TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
+                    pairs[k][i] = _mm256_add_epi16(pairs[k][i], _mm256_maddubs_epi16(low, four(x[k].q + 8 * step)));
+                    pairs[k][i] = _mm256_add_epi16(pairs[k][i], _mm256_maddubs_epi16(high, four(x[k].q + 8 * step + 4)));
+                }
             }
-        }
-        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) d[k][0] = widen(d[k][0], pairs[k]);
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) d[k][i] = widen(d[k][i], pairs[k][i]);
     }
 
 protected:
@@ -2461,7 +2467,7 @@ TRANSFORMER_TARGET_END
 #if TRANSFORMER_X86
 TRANSFORMER_TARGET(TRANSFORMER_AVX512_TARGET)
 struct Avx512 {
-    static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4, streams = 2, queries = 8;
+    static constexpr uint32_t lanes = 16, wide = 1, tokens = 8, plain_rows = 4, plain_tokens = 4, streams = 4, queries = 8;
     typedef __m512 f32;
     typedef __m512i i32;
     typedef __m512i bytes;
@@ -2620,19 +2626,21 @@ struct NeonDot : Neon {
     static i32 dot_low(i32 acc, bytes w, const int8_t* x) { return dot(acc, low(w), x); }
     static i32 dot_high(i32 acc, bytes w, const int8_t* x) { return dot(acc, high(w), x); }
     static constexpr bool groups(DType) { return true; }
-    template <DType type, uint32_t NT> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][wide])
+    template <DType type, uint32_t NT, uint32_t W> static void group(const unsigned char* w, const Group* x, i32 (&d)[NT][W])
     {
         TRANSFORMER_UNROLL for (uint32_t half = 0; half < 2; half++) {
             bytes v[NT];
             TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) v[k] = vld1q_s8(x[k].q + 16 * half);
-            if constexpr (type == DType::q8_0) {
-                const unsigned char* const p = w + 256 * half;
-                quarters<0>(d, load_bytes(p), v), quarters<1>(d, load_bytes(p + 64), v);
-                quarters<2>(d, load_bytes(p + 128), v), quarters<3>(d, load_bytes(p + 192), v);
-            } else {
-                const bytes a = load_bytes(w + 128 * half), b = load_bytes(w + 128 * half + 64);
-                quarters<0>(d, low(a), v), quarters<1>(d, high(a), v);
-                quarters<2>(d, low(b), v), quarters<3>(d, high(b), v);
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) {
+                if constexpr (type == DType::q8_0) {
+                    const unsigned char* const p = w + 256 * half + 16 * i;
+                    quarters<0>(d, i, load_bytes(p), v), quarters<1>(d, i, load_bytes(p + 64), v);
+                    quarters<2>(d, i, load_bytes(p + 128), v), quarters<3>(d, i, load_bytes(p + 192), v);
+                } else {
+                    const bytes a = load_bytes(w + 128 * half + 16 * i), b = load_bytes(w + 128 * half + 64 + 16 * i);
+                    quarters<0>(d, i, low(a), v), quarters<1>(d, i, high(a), v);
+                    quarters<2>(d, i, low(b), v), quarters<3>(d, i, high(b), v);
+                }
             }
         }
     }
@@ -2645,9 +2653,10 @@ private:
         __asm__("sdot %0.4s, %1.16b, %2.4b[%3]" : "+w"(acc) : "w"(w), "w"(x), "i"(columns));
         return acc;
     }
-    template <int columns, uint32_t NT> static void quarters(i32 (&d)[NT][wide], bytes w, const bytes (&x)[NT])
+    template <int columns, uint32_t NT, uint32_t W>
+    static void quarters(i32 (&d)[NT][W], uint32_t i, bytes w, const bytes (&x)[NT])
     {
-        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) d[k][0] = quarter<columns>(d[k][0], w, x[k]);
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) d[k][i] = quarter<columns>(d[k][i], w, x[k]);
     }
 };
 TRANSFORMER_TARGET_END
@@ -2831,15 +2840,16 @@ static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned 
     }
 }
 
-// A group's scale is its largest magnitude / 127; a NaN or infinity makes it NaN, so that it cannot vanish.
+// A group's scale is its largest magnitude / 127. What is under 1e-25 is 0; over 1e30, infinite or NaN it makes the scale NaN,
+// so that it cannot vanish: in between no product of a group overflows or loses bits, in whatever order it is scaled.
 static void quantise_group(const float* x, Group* out)
 {
     V::i32 m = V::izero();
     for (uint32_t k = 0; k < 32; k += lanes) m = V::imax(m, V::magnitude(V::load(x + k)));
     const uint32_t largest = static_cast<uint32_t>(V::ilargest(m));
     const float top = of_bits(largest);
-    const bool nothing = largest >= 0x7f800000u || top < 1e-25f;
-    out->scale = largest >= 0x7f800000u ? of_bits(0x7fc00000u) : nothing ? 0.0f : top / 127.0f;
+    const bool broken = !(top <= 1e30f), nothing = broken || top < 1e-25f;
+    out->scale = broken ? of_bits(0x7fc00000u) : nothing ? 0.0f : top / 127.0f;
     out->offset = 0;
     if (nothing) {
         memset(out->q, 0, 32);
@@ -2904,19 +2914,19 @@ template <DType type> static inline V::f32 load_as(const unsigned char* p)
 
 static constexpr uint32_t value_bytes(DType type) { return type == DType::q8_0 ? 1 : unit_bytes(type); }
 
-// `wide` vectors that stand side by side
-template <DType type, class R = V> TRANSFORMER_INLINE void load_wide(const unsigned char* p, typename R::f32* x)
+// W vectors that stand side by side
+template <DType type, uint32_t W, class R = V>
+TRANSFORMER_INLINE void load_wide(const unsigned char* p, typename R::f32 (&x)[W])
 {
-    if constexpr (wide > 1 && type == DType::f16) R::load_f16s(p, x);
-    else TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) x[i] = load_as<type>(p + i * lanes * value_bytes(type));
+    if constexpr (R::wide > 1 && type == DType::f16) R::load_f16s(p, x);
+    else TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) x[i] = load_as<type>(p + i * lanes * value_bytes(type));
 }
 
-// Dot products of NR rows of plain weights, `apart` from each other, with NT rows of activations: out[row][token].
+// Dot products of NR rows of plain weights with NT rows of activations: out[row][token].
 template <DType type, uint32_t NR, uint32_t NT>
-static inline void dots(const unsigned char* w, uint32_t apart, uint32_t cols, const float* x, float out[NR][NT])
+static inline void dots(const unsigned char* const (&w)[NR], uint32_t cols, const float* x, float out[NR][NT])
 {
     constexpr uint32_t bytes = unit_bytes(type);
-    const uint64_t row = uint64_t{apart} * cols * bytes;
     V::f32 acc[NR][NT][vectors];
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++)
         TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++)
@@ -2927,7 +2937,7 @@ static inline void dots(const unsigned char* w, uint32_t apart, uint32_t cols, c
             V::f32 v[NT];
             TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) v[t] = V::load(x + uint64_t{t} * cols + k + r * lanes);
             TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++) {
-                const V::f32 u = load_as<type>(w + i * row + uint64_t{k + r * lanes} * bytes);
+                const V::f32 u = load_as<type>(w[i] + uint64_t{k + r * lanes} * bytes);
                 TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) acc[i][t][r] = V::fma(u, v[t], acc[i][t][r]);
             }
         }
@@ -2937,7 +2947,7 @@ static inline void dots(const unsigned char* w, uint32_t apart, uint32_t cols, c
         for (uint32_t t = 0; t < NT; t++) {
             const float* const v = chunk(x + uint64_t{t} * cols, k, cols, 0, tail);
             for (uint32_t i = 0; i < NR; i++) {
-                const unsigned char* const u = chunk(w + i * row, k, cols, bytes, weights);
+                const unsigned char* const u = chunk(w[i], k, cols, bytes, weights);
                 for (uint32_t r = 0; r < vectors; r++)
                     acc[i][t][r] = V::fma(load_as<type>(u + r * lanes * bytes), V::load(v + r * lanes), acc[i][t][r]);
             }
@@ -2947,15 +2957,36 @@ static inline void dots(const unsigned char* w, uint32_t apart, uint32_t cols, c
         for (uint32_t t = 0; t < NT; t++) out[i][t] = V::sum(acc[i][t]);
 }
 
+// Where unit `index` of all the job's units stands.
+struct Place { const ProductJob::Part* part; uint32_t unit; };
+static inline Place place(const ProductJob& j, uint32_t index)
+{
+    const ProductJob::Part* p = j.parts;
+    for (; index >= p->last - p->first; p++) index -= p->last - p->first;
+    return {p, p->first + index};
+}
+static uint32_t units_of(const ProductJob& j)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < j.n_parts; i++) n += j.parts[i].last - j.parts[i].first;
+    return n;
+}
+
 template <DType type, uint32_t NR, uint32_t NT>
-static void plain_rows(const ProductJob& j, uint32_t row, uint32_t apart, uint32_t t)
+static void plain_rows(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t)
 {
     float out[NR][NT];
-    dots<type, NR, NT>(j.w + uint64_t{row} * j.cols * unit_bytes(type), apart, j.cols, j.x + uint64_t{t} * j.cols, out);
+    Place at[NR];
+    const unsigned char* w[NR];
+    for (uint32_t i = 0; i < NR; i++) {
+        at[i] = place(j, index + i * apart);
+        w[i] = at[i].part->w + uint64_t{at[i].unit} * j.cols * unit_bytes(type);
+    }
+    dots<type, NR, NT>(w, j.cols, j.x + uint64_t{t} * j.cols, out);
     for (uint32_t i = 0; i < NR; i++)
         for (uint32_t k = 0; k < NT; k++) {
-            const uint64_t at = uint64_t{row} + uint64_t{i} * apart;
-            j.y[uint64_t{t + k} * j.rows + at] = j.b ? out[i][k] + load_f32(j.b + at * 4) : out[i][k];
+            const ProductJob::Part& p = *at[i].part;
+            p.y[uint64_t{t + k} * p.rows + at[i].unit] = p.b ? out[i][k] + load_f32(p.b + uint64_t{at[i].unit} * 4) : out[i][k];
         }
 }
 // Blocks of 32 rows, which stay in the cache, with NT tokens at a time; a token that is left takes rows far apart, for each is
@@ -2963,28 +2994,27 @@ static void plain_rows(const ProductJob& j, uint32_t row, uint32_t apart, uint32
 template <DType type> static void product_plain(const ProductJob& j)
 {
     constexpr uint32_t NR = V::plain_rows, NT = V::plain_tokens, NS = V::streams;
-    const uint32_t first = j.first * 16, last = least(j.last * 16, j.rows), whole = NT > 1 ? j.n / NT * NT : 0;
-    for (uint32_t row = first; row < last && whole; row += 32)
-        for (uint32_t t = 0, end = least(row + 32, last); t < whole; t += NT) {
+    const uint32_t rows = units_of(j), whole = NT > 1 ? j.n / NT * NT : 0, apart = rows / NS;
+    for (uint32_t row = 0; row < rows && whole; row += 32)
+        for (uint32_t t = 0, end = least(row + 32, rows); t < whole; t += NT) {
             uint32_t r = row;
             for (; r + NR <= end; r += NR) plain_rows<type, NR, NT>(j, r, 1, t);
             for (; r < end; r++) plain_rows<type, 1, NT>(j, r, 1, t);
         }
     for (uint32_t t = whole; t < j.n; t++) {
-        const uint32_t apart = (last - first) / NS;
-        for (uint32_t i = 0; i < apart; i++) plain_rows<type, NS, 1>(j, first + i, apart, t);
-        for (uint32_t r = first + apart * NS; r < last; r++) plain_rows<type, 1, 1>(j, r, 1, t);
+        for (uint32_t r = 0; r < apart; r++) plain_rows<type, NS, 1>(j, r, apart, t);
+        for (uint32_t r = apart * NS; r < rows; r++) plain_rows<type, 1, 1>(j, r, 1, t);
     }
 }
 
 // d[k] += the dot products of 32 columns of a tile, rows part * lanes on, with the groups x[0 .. NT - 1].
-template <DType type, uint32_t NT, class R = V>
-TRANSFORMER_INLINE void group_dots(const unsigned char* u, uint32_t part, const Group* x, typename R::i32 (&d)[NT][wide])
+template <DType type, uint32_t NT, uint32_t W, class R = V>
+TRANSFORMER_INLINE void group_dots(const unsigned char* u, uint32_t part, const Group* x, typename R::i32 (&d)[NT][W])
 {
-    if constexpr (R::groups(type)) R::template group<type, NT>(u + part * lanes * 4, x, d);
+    if constexpr (R::groups(type)) R::template group<type, NT, W>(u + part * lanes * 4, x, d);
     else
     TRANSFORMER_UNROLL_STEPS for (uint32_t step = 0; step < (type == DType::q8_0 ? 8 : 4); step++)
-        TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) {
             const typename R::bytes b = R::load_bytes(u + 64 * step + (part + i) * lanes * 4);
             TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
                 if constexpr (type == DType::q8_0) d[k][i] = R::dot(d[k][i], b, x[k].q + 4 * step);
@@ -2994,20 +3024,20 @@ TRANSFORMER_INLINE void group_dots(const unsigned char* u, uint32_t part, const 
 }
 
 // acc[k] += the same products as floats.
-template <DType type, uint32_t NT>
-TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Group* x, V::f32 (&acc)[NT][wide])
+template <DType type, uint32_t NT, uint32_t W>
+TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Group* x, V::f32 (&acc)[NT][W])
 {
     constexpr uint32_t quants = type == DType::q8_0 ? 512 : 256;
-    V::i32 d[NT][wide];
+    V::i32 d[NT][W];
     TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-        TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
+        TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++)
             d[k][i] = type == DType::q8_0 ? V::begin(x[k].offset)
                 : type == DType::q4_0 ? V::iset(x[k].offset / (16 / V::nibble)) : V::izero();
     group_dots<type>(u, part, x, d);
-    V::f32 scale[wide], minimum[wide];
+    V::f32 scale[W], minimum[W];
     load_wide<DType::f16>(u + quants + part * lanes * 2, scale);
     if constexpr (type == DType::q4_1) load_wide<DType::f16>(u + quants + 32 + part * lanes * 2, minimum);
-    TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) {   // by powers of two, which no rounding sees
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) {   // by powers of two, which no rounding sees
         if (type != DType::q8_0 && V::nibble > 1) scale[i] = V::mul(scale[i], V::set(1.0f / V::nibble));
         if constexpr (type == DType::q4_1) minimum[i] = V::mul(minimum[i], V::set(-1.0f / 128));
         TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
@@ -3019,69 +3049,56 @@ TRANSFORMER_INLINE void add_unit(const unsigned char* u, uint32_t part, const Gr
     }
 }
 
-// NW tiles of 16 rows, `apart` from each other, with NT tokens from t on, which stand in one panel.
-template <DType type, uint32_t NW, uint32_t NT>
-static void tile(const ProductJob& j, uint32_t index, uint32_t apart, uint32_t t)
+// A tile of 16 rows with NT tokens from t on, which stand in one panel. Tiles follow each other in memory: one stream.
+template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_t index, uint32_t t)
 {
-    constexpr uint32_t unit = unit_bytes(type);
+    constexpr uint32_t unit = unit_bytes(type), W = NT == 1 && lanes > 1 ? vectors : wide;
     const uint32_t groups = (j.cols + 31) / 32, panel = t / panel_rows * panel_rows;
     const uint32_t width = NT > 1 ? panel_rows : least(panel_rows, j.n - panel);
-    const uint64_t next = uint64_t{apart} * groups * unit;
-    const unsigned char* const w = j.w + uint64_t{index} * groups * unit;
+    const Place at = place(j, index);
+    const ProductJob::Part& p = *at.part;
+    const unsigned char* const w = p.w + uint64_t{at.unit} * groups * unit;
     const Group* const x = j.q + uint64_t{panel} * groups + (t - panel);
-    float out[NW][NT][16];
-    for (uint32_t part = 0; part < vectors; part += wide) {
-        V::f32 acc[NW][NT][wide];
-        TRANSFORMER_UNROLL for (uint32_t m = 0; m < NW; m++)
-            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-                TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++) acc[m][k][i] = V::zero();
+    float out[NT][16];
+    for (uint32_t part = 0; part < vectors; part += W) {
+        V::f32 acc[NT][W];
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) acc[k][i] = V::zero();
         for (uint32_t g = 0; g < groups; g++)
-            TRANSFORMER_UNROLL for (uint32_t m = 0; m < NW; m++)
-                add_unit<type, NT>(w + m * next + uint64_t{g} * unit, part, x + uint64_t{g} * width, acc[m]);
-        TRANSFORMER_UNROLL for (uint32_t m = 0; m < NW; m++)
-            TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
-                TRANSFORMER_UNROLL for (uint32_t i = 0; i < wide; i++)
-                    V::store(out[m][k] + (part + i) * lanes, acc[m][k][i]);
+            add_unit<type>(w + uint64_t{g} * unit, part, x + uint64_t{g} * width, acc);
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++)
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < W; i++) V::store(out[k] + (part + i) * lanes, acc[k][i]);
     }
     for (const Residual* r = j.rest + uint64_t{panel} * (most_residuals(groups) + 1); r->group != UINT32_MAX; r++)
-        for (uint32_t m = 0, k = r->token - (t - panel); m < NW && k < NT; m++)
-            for (uint32_t part = 0; part < vectors; part += wide) {
-                float* const to = out[m][k] + part * lanes;
-                V::f32 acc[1][wide];
-                for (uint32_t i = 0; i < wide; i++) acc[0][i] = V::load(to + i * lanes);
-                add_unit<type, 1>(w + m * next + uint64_t{r->group} * unit, part, &r->rest, acc);
-                for (uint32_t i = 0; i < wide; i++) V::store(to + i * lanes, acc[0][i]);
-            }
-    for (uint32_t m = 0; m < NW; m++)
-        for (uint32_t k = 0; k < NT; k++) {
-            const uint32_t row = (index + m * apart) * 16, rows = least(16u, j.rows - row);
-            float* const y = j.y + uint64_t{t + k} * j.rows + row;
-            if (!j.b && rows == 16) memcpy(y, out[m][k], 16 * sizeof(float));
-            else if (!j.b) memcpy(y, out[m][k], rows * sizeof(float));
-            else for (uint32_t r = 0; r < rows; r++) y[r] = out[m][k][r] + load_f32(j.b + uint64_t{row + r} * 4);
+        for (uint32_t part = 0, k = r->token - (t - panel); k < NT && part < vectors; part += W) {
+            V::f32 acc[1][W];
+            for (uint32_t i = 0; i < W; i++) acc[0][i] = V::load(out[k] + (part + i) * lanes);
+            add_unit<type>(w + uint64_t{r->group} * unit, part, &r->rest, acc);
+            for (uint32_t i = 0; i < W; i++) V::store(out[k] + (part + i) * lanes, acc[0][i]);
         }
+    const uint32_t row = at.unit * 16, rows = least(16u, p.rows - row);
+    for (uint32_t k = 0; k < NT; k++) {
+        float* const y = p.y + uint64_t{t + k} * p.rows + row;
+        if (!p.b && rows == 16) memcpy(y, out[k], 16 * sizeof(float));
+        else for (uint32_t r = 0; r < rows; r++) y[r] = p.b ? out[k][r] + load_f32(p.b + uint64_t{row + r} * 4) : out[k][r];
+    }
 }
 
 template <DType type> static void product_tiles(const ProductJob& j)
 {
-    constexpr uint32_t NT = V::tokens, NS = lanes > 1 ? 2 : 1;
-    if (NS > 1 && j.n == 1) {                                  // tiles far apart: streams that the processor reads ahead
-        const uint32_t apart = (j.last - j.first) / NS;
-        for (uint32_t i = 0; i < apart; i++) tile<type, NS, 1>(j, j.first + i, apart, 0);
-        for (uint32_t i = j.first + apart * NS; i < j.last; i++) tile<type, 1, 1>(j, i, 1, 0);
-        return;
-    }
-    const uint32_t whole = NT > 1 ? j.n / panel_rows * panel_rows : 0;
-    for (uint32_t i = j.first; i < j.last; i++) {
-        for (uint32_t t = 0; t < whole; t += NT) tile<type, 1, NT>(j, i, 1, t);
-        for (uint32_t t = whole; t < j.n; t++) tile<type, 1, 1>(j, i, 1, t);
+    constexpr uint32_t NT = V::tokens;
+    const uint32_t tiles = units_of(j), whole = NT > 1 ? j.n / panel_rows * panel_rows : 0;
+    for (uint32_t i = 0; i < tiles; i++) {
+        for (uint32_t t = 0; t < whole; t += NT) tile<type, NT>(j, i, t);
+        for (uint32_t t = whole; t < j.n; t++) tile<type, 1>(j, i, t);
     }
 }
 
 static float dot(const float* x, const unsigned char* w, uint32_t n)
 {
     float out[1][1];
-    dots<DType::f32, 1, 1>(w, 1, n, x, out);
+    const unsigned char* const rows[1] = {w};
+    dots<DType::f32, 1, 1>(rows, n, x, out);
     return out[0][0];
 }
 

@@ -48,7 +48,8 @@ void bench_product(Isa isa, const char* name, DType type, uint32_t n)
     std::vector<Group> groups(uint64_t{n} * cols / 32);
     std::vector<Residual> rest(uint64_t{n} * (most_residuals(cols / 32) + 1));
     quantise_rows(*room, {x.data(), n, cols}, 0, (n + panel_rows - 1) / panel_rows, groups.data(), rest.data());
-    const ProductJob job = {weights.data(), nullptr, rows, cols, 0, rows / 16, x.data(), groups.data(), rest.data(), n, y.data()};
+    const ProductJob::Part part = {weights.data(), nullptr, rows, 0, is_quantised(type) ? rows / 16 : rows, y.data()};
+    const ProductJob job = {&part, 1, cols, x.data(), groups.data(), rest.data(), n};
     const double s = median_seconds([&] { room->product[static_cast<uint32_t>(type)](job); });
     std::printf("%-8s %-5s %4u rows  %7.1f GB/s of weights  %7.1f G multiply-adds/s\n", room->name, name, n,
                 static_cast<double>(matrix_bytes(type, rows, cols)) / s / 1e9, static_cast<double>(rows) * cols * n / s / 1e9);

@@ -898,7 +898,8 @@ TEST_CASE("every region of a session is as large as its description says, and th
             {region_expert, c.n_experts ? 4 * 2 * t * c.dim : 0},
             {region_quantised, t * (((std::max<uint64_t>(c.dim, f) + 31) / 32) * sizeof(Group)
                                     + ((std::max<uint64_t>(c.dim, f) + 31) / 32 / 3 + 1) * sizeof(Residual))},
-            {region_rope, 4 * 2 * t * c.rope_dim}, {region_slices, 3 * 4 * 4 * (uint64_t{128} + 65 * (c.v_head_dim + uint64_t{2}))},
+            {region_rope, 4 * 2 * t * c.rope_dim},
+            {region_pieces, 4 * 8 * (3 * 8 * (130 + uint64_t{c.v_head_dim}) + 3 * 2 * 32 * (c.v_head_dim + uint64_t{2}))},
             {region_logits, 4 * uint64_t{c.n_outputs}}, {region_cache, c.n_layers * c.n_kv_heads * cached}};
         for (const auto& r : least) {
             INFO("region " << static_cast<int>(r.first));
