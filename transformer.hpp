@@ -574,6 +574,7 @@ static constexpr Plan plan(const Config& main, const Config& encoder, const Opti
                 o.cache) * (is_causal(main) ? main.n_layers : 1),
                        encoder.n_layers ? encoder.n_kv_heads * kv_head_bytes(encoder, t_encoder, o.cache) : 0);
         if (r == region_cross && source) n = uint64_t{main.n_layers} * main.n_kv_heads * kv_head_bytes(main, source, o.cache);
+        if (r == region_cross) n += 64;                        // for the reads of values past the last row's end
         p.at[i + 1] = p.at[i] + round_up(n, 64);
     }
     return p;
@@ -2953,8 +2954,8 @@ static inline void dots(const unsigned char* const (&w)[NR], uint32_t cols, cons
             }
         }
     }
-    for (uint32_t i = 0; i < NR; i++)
-        for (uint32_t t = 0; t < NT; t++) out[i][t] = V::sum(acc[i][t]);
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++)
+        TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) out[i][t] = V::sum(acc[i][t]);
 }
 
 // Where unit `index` of all the job's units stands.
@@ -2978,13 +2979,13 @@ static void plain_rows(const ProductJob& j, uint32_t index, uint32_t apart, uint
     float out[NR][NT];
     Place at[NR];
     const unsigned char* w[NR];
-    for (uint32_t i = 0; i < NR; i++) {
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++) {
         at[i] = place(j, index + i * apart);
         w[i] = at[i].part->w + uint64_t{at[i].unit} * j.cols * unit_bytes(type);
     }
     dots<type, NR, NT>(w, j.cols, j.x + uint64_t{t} * j.cols, out);
-    for (uint32_t i = 0; i < NR; i++)
-        for (uint32_t k = 0; k < NT; k++) {
+    TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++)
+        TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
             const ProductJob::Part& p = *at[i].part;
             p.y[uint64_t{t + k} * p.rows + at[i].unit] = p.b ? out[i][k] + load_f32(p.b + uint64_t{at[i].unit} * 4) : out[i][k];
         }
@@ -3154,24 +3155,22 @@ template <DType type, uint32_t NQ> static void scores_of(const float* const* q, 
 }
 
 // NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element;
-// against an 8-bit cache separate sums of (p * scale) * q.
+// against an 8-bit cache separate sums of (p * scale) * q. The lanes past the end of a row read what follows it and are lost;
+// plan() has 64 bytes for the last one.
 template <DType type, uint32_t NQ, uint32_t NV>
 static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n,
     float* out)
 {
     constexpr bool scaled = type == DType::q8_0;
     constexpr uint32_t bytes = value_bytes(type);
-    const bool part = lanes > 1 && n < NV * lanes && !scaled;  // rows of 8-bit groups are padded
     const uint64_t row_bytes = value_row_bytes(dv, type);
-    unsigned char buffer[lanes > 1 ? 64 : 1] = {};
     V::f32 acc[NQ][NV];
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NQ; i++)
         TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) acc[i][r] = V::zero();
     v += scaled ? value_row_bytes(e / 32 * 32, type) : uint64_t{e} * bytes;
     for (uint32_t j = 0; j < n_keys; j++, v += row_bytes) {
-        const unsigned char* from = scaled ? v + 4 + e % 32 : v;
+        const unsigned char* const from = scaled ? v + 4 + e % 32 : v;
         const float scale = scaled ? load_f32(v) : 1.0f;
-        if (part) from = static_cast<const unsigned char*>(memcpy(buffer, from, n * bytes));
         V::f32 u[NV];
         if constexpr (NV == wide) load_wide<type>(from, u);
         else TRANSFORMER_UNROLL for (uint32_t r = 0; r < NV; r++) u[r] = load_as<type>(from + r * lanes * bytes);
