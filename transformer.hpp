@@ -1961,11 +1961,19 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 // >> 16 Mathematics ---------------------------------------------------------------------------------------------------
 // Our own, over + - * / only, so that every libm gives the same bits. The vector exp stands in >> 19 Kernels.
 
-// correctly rounded, bit by bit: one a row, so speed is no matter
+// correctly rounded: by the processor, or bit by bit
 static float sqrt_f32(float x)
 {
     uint32_t u = bits_of(x);
     if (!(x > 0) || u >= 0x7f800000u) return x < 0 ? of_bits(0x7fc00000u) : x;
+#if defined(__SSE2__)
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+#elif TRANSFORMER_NEON
+    return vget_lane_f32(vsqrt_f32(vdup_n_f32(x)), 0);
+#elif TRANSFORMER_DSP
+    __asm__("vsqrt.f32 %0, %0" : "+t"(x));
+    return x;
+#else
     int32_t e = static_cast<int32_t>(u >> 23);
     if (e == 0) {                                              // subnormal: scale by 2^24 and take 2^12 off the root
         u = bits_of(x * 16777216.0f);
@@ -1987,6 +1995,7 @@ static float sqrt_f32(float x)
     }
     root = (root >> 1) + (root & 1);                           // never a tie: a root has at most 24 bits or is irrational
     return of_bits((static_cast<uint32_t>(e + 127) << 23) + (root - 0x800000u));
+#endif
 }
 
 static double of_bits64(uint64_t u) { double x; TRANSFORMER_COPY(&x, &u, 8); return x; }
@@ -2945,11 +2954,11 @@ static inline void dots(const unsigned char* const (&w)[NR], uint32_t cols, cons
     if (k < cols) {
         float tail[16];
         unsigned char weights[64];
-        for (uint32_t t = 0; t < NT; t++) {
+        TRANSFORMER_UNROLL for (uint32_t t = 0; t < NT; t++) {
             const float* const v = chunk(x + uint64_t{t} * cols, k, cols, 0, tail);
-            for (uint32_t i = 0; i < NR; i++) {
+            TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++) {
                 const unsigned char* const u = chunk(w[i], k, cols, bytes, weights);
-                for (uint32_t r = 0; r < vectors; r++)
+                TRANSFORMER_UNROLL for (uint32_t r = 0; r < vectors; r++)
                     acc[i][t][r] = V::fma(load_as<type>(u + r * lanes * bytes), V::load(v + r * lanes), acc[i][t][r]);
             }
         }

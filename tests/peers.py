@@ -71,7 +71,8 @@ def imported(path, *more):
 
 
 def shape(name, dim, hidden, layers, heads, vocab, length):
-    """Random weights of a llama2.c model: v0 in f32, v2 in 8 bits for runq, and a GGUF when the package `gguf` is there."""
+    """Random weights of a llama2.c model: v0 in f32, and where the sizes allow it v2 in 8 bits for runq and, when the package
+    `gguf` is there, a GGUF."""
     rng = random.Random(1)
     block = array.array("f", [rng.gauss(0, 0.03) for _ in range(65536)])
     bytes_q = bytes(rng.randrange(256) for _ in range(65536))
@@ -79,7 +80,7 @@ def shape(name, dim, hidden, layers, heads, vocab, length):
     head = struct.pack("<7i", dim, hidden, layers, heads, heads, vocab, length)
     v0, v2, gguf_path = (f"{OUT}/{name}.{e}" for e in ("v0.bin", "v2.bin", "gguf"))
     matrices = [layers * dim * dim] * 4 + [layers * dim * hidden] * 3
-    if not os.path.exists(v2):
+    if not os.path.exists(v0):
         norm = lambda n: array.array("f", [1.0] * n).tobytes()
         with open(v0, "wb") as f:
             f.write(head + floats(vocab * dim) + norm(layers * dim))
@@ -89,9 +90,12 @@ def shape(name, dim, hidden, layers, heads, vocab, length):
             for n in matrices[4:]:
                 f.write(floats(n))
             f.write(norm(dim) + floats(2 * length * dim // heads // 2))
+    if hidden % 32:
+        return v0, "", ""
+    if not os.path.exists(v2):
         with open(v2, "wb") as f:
             f.write((struct.pack("<Ii", 0x616b3432, 2) + head + struct.pack("<Bi", 1, 32)).ljust(256, b"\0"))
-            f.write(norm(layers * dim) + norm(layers * dim) + norm(dim))
+            f.write(array.array("f", [1.0] * (2 * layers + 1) * dim).tobytes())
             sizes = [vocab * dim] + [n // layers for n in matrices for _ in range(layers)]
             for n in sizes:
                 f.write((bytes_q * (n // 65536 + 1))[:n] + array.array("f", [0.0003] * (n // 32)).tobytes())
@@ -154,6 +158,10 @@ def main():
                 mine = imported(path)
                 pair(f"{base} {kind}, prefill 512, {t} threads", prefill, lambda: ours(mine, t, 512, 0), lambda: theirs(path, t, 512, 0))
                 pair(f"{base} {kind}, decode 128, {t} threads", decode, lambda: ours(mine, t, 0, 128), lambda: theirs(path, t, 0, 128))
+        v0 = shape("stories260K", 64, 172, 5, 8, 512, 512)[0]
+        for kind in ("f32", "q8_0") if LLAMA2C else ():
+            mine = imported(v0, "--type", kind)
+            pair(f"stories260K shape {kind}, decode 256, {t} threads, run", 2, lambda: ours(mine, t, 0, 254), lambda: llama2c("run", v0, t, 256))
         for name, *sizes, aim in (("stories15M", 288, 768, 6, 6, 32000, 256, (3, 5)), ("stories110M", 768, 2048, 12, 12, 32000, 1024, (1.3, 2.5))):
             v0, v2, gguf_path = shape(name, *sizes)
             mine = imported(v0, "--type", "q8_0")
