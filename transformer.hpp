@@ -2147,9 +2147,12 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
     Residual* const rest = static_cast<Residual*>(static_cast<void*>(q + uint64_t{x.count} * ((x.dim + 31) / 32)));
     ProductTask task = {&s, x, list, n, 1, 1, 0, q, rest};
     bool quantised = false;
+    uint64_t bytes = 0;
     for (uint32_t i = 0; i < n; i++) {
-        task.tiles += (uint64_t{list[i].w->w.rows} + 15) / 16;
-        quantised = quantised || is_quantised(list[i].w->w.dtype);
+        const Tensor& w = list[i].w->w;
+        task.tiles += (uint64_t{w.rows} + 15) / 16;
+        bytes += matrix_bytes(w.dtype, w.rows, w.cols);
+        quantised = quantised || is_quantised(w.dtype);
     }
     if (quantised)
         each_row(s, panels_of(x.count), uint64_t{x.dim} * panel_rows, [&](uint32_t first, uint32_t last) {
@@ -2159,7 +2162,7 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
     // for each thread, for a stream that begins anew is slow.
     task.token_pieces = most(least(s.options.slices, x.count / 64), 1u);
     const uint64_t at_most = x.count > panel_rows ? task.tiles * task.token_pieces : least(task.tiles, s.options.slices);
-    task.pieces = pieces_of(s, task.tiles * 16 * x.dim * x.count, 32768, at_most);
+    task.pieces = pieces_of(s, bytes * x.count, 32768, at_most);
     task.pieces = most(task.pieces / task.token_pieces, 1u) * task.token_pieces;
     parallel(s, task.pieces, product_piece, &task);
 }
