@@ -39,7 +39,7 @@
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                     120   y = W x + b, shared out over threads
-//     >> 18 Rooms                      505   an ISA is one struct of words
+//     >> 18 Rooms                      508   an ISA is one struct of words
 //     >> 19 Kernels                    725   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
@@ -844,7 +844,7 @@ template <class T> struct Same { typedef T type; };             // the second ar
 template <class T> static constexpr T least(T a, typename Same<T>::type b) { return a < b ? a : b; }
 template <class T> static constexpr T most(T a, typename Same<T>::type b) { return a > b ? a : b; }
 
-// Pieces that `work` (multiply-adds or values) is worth: one slice may take several, for they need not run at one speed.
+// Pieces that `work` (values, multiply-adds, bytes) is worth: a slice may take several, for they need not run at one speed.
 static uint32_t pieces_of(const Session& s, uint64_t work, uint64_t least_each, uint64_t most_pieces)
 {
     return static_cast<uint32_t>(most(least(least(work / least_each, pieces_at_most(s.options)), most_pieces), 1u));
@@ -1961,19 +1961,11 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 // >> 16 Mathematics ---------------------------------------------------------------------------------------------------
 // Our own, over + - * / only, so that every libm gives the same bits. The vector exp stands in >> 19 Kernels.
 
-// correctly rounded: by the processor, or bit by bit
+// correctly rounded, bit by bit; rooms have an instruction for it
 static float sqrt_f32(float x)
 {
     uint32_t u = bits_of(x);
     if (!(x > 0) || u >= 0x7f800000u) return x < 0 ? of_bits(0x7fc00000u) : x;
-#if defined(__SSE2__)
-    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
-#elif TRANSFORMER_NEON
-    return vget_lane_f32(vsqrt_f32(vdup_n_f32(x)), 0);
-#elif TRANSFORMER_DSP
-    __asm__("vsqrt.f32 %0, %0" : "+t"(x));
-    return x;
-#else
     int32_t e = static_cast<int32_t>(u >> 23);
     if (e == 0) {                                              // subnormal: scale by 2^24 and take 2^12 off the root
         u = bits_of(x * 16777216.0f);
@@ -1995,7 +1987,6 @@ static float sqrt_f32(float x)
     }
     root = (root >> 1) + (root & 1);                           // never a tie: a root has at most 24 bits or is irrational
     return of_bits((static_cast<uint32_t>(e + 127) << 23) + (root - 0x800000u));
-#endif
 }
 
 static double of_bits64(uint64_t u) { double x; TRANSFORMER_COPY(&x, &u, 8); return x; }
@@ -2233,6 +2224,7 @@ struct Scalar {
     static f32 mul(f32 a, f32 b) { return a * b; }
     static f32 div(f32 a, f32 b) { return a / b; }
     static f32 fma(f32 a, f32 b, f32 c) { return fused(a, b, c); }
+    static float root(float x) { return sqrt_f32(x); }
     static f32 less(f32 a, f32 b, f32 yes, f32 no) { return a < b ? yes : no; }         // NaN: no
     static f32 power(f32 n) { return of_bits((bits_of(n) << 23) + (127u << 23)); }      // 2^k of n = k + 1.5 * 2^23
     static float sum(const f32* a)                             // of 16 lanes, the fixed tree
@@ -2287,6 +2279,7 @@ struct Scalar {
 
 #if TRANSFORMER_DSP
 struct Dsp : Scalar {                                          // Cortex-M4 and later with FPU: two products an instruction
+    static float root(float x) { __asm__("vsqrt.f32 %0, %0" : "+t"(x)); return x; }
     static f32 load_f16(const unsigned char* p)
     {
         f32 x;
@@ -2379,6 +2372,7 @@ struct Avx2 {
     static f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
     static f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
     static f32 fma(f32 a, f32 b, f32 c) { return _mm256_fmadd_ps(a, b, c); }
+    static float root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
     static f32 less(f32 a, f32 b, f32 yes, f32 no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
     static f32 power(f32 n)
     {
@@ -2509,6 +2503,7 @@ struct Avx512 {
     static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
     static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
     static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
+    static float root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
     static f32 less(f32 a, f32 b, f32 yes, f32 no)
     {
         return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
@@ -2588,6 +2583,7 @@ struct Neon {
     static f32 mul(f32 a, f32 b) { return vmulq_f32(a, b); }
     static f32 div(f32 a, f32 b) { return vdivq_f32(a, b); }
     static f32 fma(f32 a, f32 b, f32 c) { return vfmaq_f32(c, a, b); }
+    static float root(float x) { return vget_lane_f32(vsqrt_f32(vdup_n_f32(x)), 0); }
     static f32 less(f32 a, f32 b, f32 yes, f32 no) { return vbslq_f32(vcltq_f32(a, b), yes, no); }
     static f32 power(f32 n)
     {
@@ -2837,7 +2833,7 @@ static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned 
         const float average = V::sum(acc) / static_cast<float>(n);
         if (pass == 0) mean = average;
         else {
-            const float scale = 1.0f / sqrt_f32(average + eps);
+            const float scale = 1.0f / V::root(average + eps);
             unsigned char bytes[64];
             for (uint32_t i = 0; i < n; i += 16) {
                 const float* const from = chunk(x, i, n, 0.0f, buffer);
