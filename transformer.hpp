@@ -38,7 +38,7 @@
 //   Part III  Numbers
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
-//     >> 17 Products                     120   y = W x + b, shared out over threads
+//     >> 17 Products                     125   y = W x + b, shared out over threads
 //     >> 18 Rooms                      508   an ISA is one struct of words
 //     >> 19 Kernels                    725   written once over the words
 //   Part IV   Bytes
