@@ -1041,7 +1041,7 @@ void report(const Arguments& a, const Prepared& p, const Generation& g, uint64_t
         rate(seen, prompt),
                               counted(g.ids.size(), "token").c_str(), rate(g.ids.size(), rest));
     text += "weights " + bytes_text(p.m.size) + ", session " + bytes_text(p.r.memory.size) + ", of it cache " +
-            bytes_text(plan.at[transformer::n_regions] - plan.at[transformer::region_cache]);
+            bytes_text(plan.at[transformer::region_end] - plan.at[transformer::region_cache]);
     text += a.temperature > 0 ? "; seed " + std::to_string(seed) + "\n" : "\n";
     if (a.stats)
         text += format("opened in %.3f s; first token after %.3f s; %.3f ms a token; "

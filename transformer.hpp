@@ -461,6 +461,7 @@ enum Region : uint8_t {
     region_logits,     // (rows, V)
     region_cache,      // L layers of keys and values (one layer if not causal)
     region_cross,      // L layers of keys and values of the encoder's output
+    region_end,        // 64 bytes: vectors of values may be read past the end of the last row
     n_regions
 };
 struct Plan {
@@ -574,7 +575,7 @@ static constexpr Plan plan(const Config& main, const Config& encoder, const Opti
                 o.cache) * (is_causal(main) ? main.n_layers : 1),
                        encoder.n_layers ? encoder.n_kv_heads * kv_head_bytes(encoder, t_encoder, o.cache) : 0);
         if (r == region_cross && source) n = uint64_t{main.n_layers} * main.n_kv_heads * kv_head_bytes(main, source, o.cache);
-        if (r == region_cross) n += 64;                        // for the reads of values past the last row's end
+        if (r == region_end) n = 64;
         p.at[i + 1] = p.at[i] + round_up(n, 64);
     }
     return p;
@@ -3164,7 +3165,7 @@ template <DType type, uint32_t NQ> static void scores_of(const float* const* q, 
 
 // NQ weighted sums of value rows, elements e .. e + n - 1: one chain of fused multiply-adds over the keys for each element;
 // against an 8-bit cache separate sums of (p * scale) * q. The lanes past the end of a row read what follows it and are lost;
-// plan() has 64 bytes for the last one.
+// region_end is there for the last one.
 template <DType type, uint32_t NQ, uint32_t NV>
 static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv, uint32_t e, uint32_t n,
     float* out)

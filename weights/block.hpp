@@ -408,7 +408,7 @@ inline std::string info_json(const About& a)
         .add("context", uint64_t{a.session.capacity})
         .add("kv", type_name(a.session.cache));
     json.add("kv_cache_bytes_per_token", cache_bytes_per_token(s.main, a.session.cache))
-        .add("kv_cache_bytes", session - plan.at[transformer::region_cache]);
+        .add("kv_cache_bytes", plan.at[transformer::region_end] - plan.at[transformer::region_cache]);
     return json.add("session_bytes", session).text() + "\n";
 }
 inline std::string heading(const std::string& name, const std::string& words)
@@ -421,6 +421,7 @@ inline std::string info_text(const About& a)
     const Source& s = a.source;
     const transformer::Plan plan = transformer::plan(s.main, s.encoder, a.session);
     const uint64_t session = plan.at[transformer::n_regions], a_token = cache_bytes_per_token(s.main, a.session.cache);
+    const uint64_t cache = plan.at[transformer::region_end] - plan.at[transformer::region_cache];
     std::string text = heading(a.name, s.kind + (a.weights ? "" : ", its configuration alone")) + stack_text(s, 0);
     if (s.encoder.n_layers) text += stack_text(s, 1);
     text += "parameters: " + digits(a.counts.parameters);
@@ -440,7 +441,7 @@ inline std::string info_text(const About& a)
         text +=
             format("%s %s in %s", type == DType::f32 ? "" : ",", bytes_text(size_as(a, type)).c_str(), type_name(type));
     text += "\ncache: " + digits(a_token) + " bytes a token in " + type_name(a.session.cache) + "; for " +
-            digits(a.session.capacity) + " positions " + bytes_text(session - plan.at[transformer::region_cache]) +
+            digits(a.session.capacity) + " positions " + bytes_text(cache) +
             ", the session with its scratch " + bytes_text(session);
     const size_t tokens = s.vocabulary.tokens.size();
     return text + "\ntokenizer: " + (tokens ? digits(tokens) + " tokens" : std::string("none")) + "\n";
