@@ -55,6 +55,7 @@ bench-base: run
 	cp run $(BUILD)/run.base
 
 bench-check: run
+	@test -e $(BUILD)/run.base || { echo "there is nothing to check against: 'make bench-base' keeps the program as it is now"; exit 1; }
 	tests/peers.py $(BUILD)/run.base
 
 bench-peers: run $(BUILD)/bench

@@ -25,7 +25,7 @@
 //     >> 3 Config                      130   all that changes the numbers; the record of the file
 //     >> 4 Tensors                      55   views of weights, their roles
 //     >> 5 Model                       130   slots that are present or absent
-//     >> 6 Session                     220   options, observer, and plan(): where everything lies
+//     >> 6 Session                     232   options, observer, and plan(): where everything lies
 //     >> 7 Functions                   220   the interface in use; switches of the implementation
 //   Part II   The model
 //     >> 8 Operations                   75   what the model is written in
@@ -483,7 +483,7 @@ constexpr uint32_t panel_rows = 8;                             // tokens whose g
 static constexpr uint64_t most_residuals(uint64_t groups) { return groups / 3; }
 
 constexpr uint32_t attention_block = 128;                      // positions; part of the numbers, not a tuning knob
-constexpr uint32_t attention_rows = sizeof(void*) > 4 ? 8 : 2; // queries that share a pass over the keys
+constexpr uint32_t attention_rows = 8;                         // queries that share a pass over the keys, if there are as many
 static constexpr uint64_t pieces_at_most(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 8 : 1; }
 constexpr uint32_t attention_wave = 32;                        // blocks that are shared out before their values are merged
 static constexpr uint64_t wave_units(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 2 : 0; }
@@ -528,6 +528,18 @@ static constexpr uint64_t source_rows(const Config& encoder, const Options& o)
     return encoder.n_layers && encoder.n_frames ? encoder.n_frames / 2 : o.source_capacity ? o.source_capacity : o.capacity;
 }
 
+// Queries of one kv head that a pass over its keys can have.
+static constexpr uint64_t pass_rows(const Config& c, uint64_t t)
+{
+    const uint64_t n = c.n_kv_heads ? t * (c.n_heads / c.n_kv_heads) : 1;
+    return n < attention_rows ? n : uint64_t{attention_rows};
+}
+static constexpr uint64_t pass_rows(const Config& main, const Config& encoder, const Options& o)
+{
+    return larger(pass_rows(main, batch_rows(main, o, false)),
+        encoder.n_layers ? pass_rows(encoder, batch_rows(encoder, o, true)) : 1);
+}
+
 // Bytes that one stack needs in a region when it runs t rows at once.
 static constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
 {
@@ -567,7 +579,8 @@ static constexpr Plan plan(const Config& main, const Config& encoder, const Opti
         const Region r = static_cast<Region>(i);
         uint64_t n = larger(region_bytes(r, main, t), encoder.n_layers ? region_bytes(r, encoder, t_encoder) : 0);
         if (r == region_pieces)                                // and, with several slices, the parts of a wave
-            n = 4 * attention_rows * (pieces * (attention_block + dv + 2) + wave_units(o) * attention_wave * (dv + 2));
+            n = 4 * pass_rows(main, encoder, o)
+                * (pieces * (attention_block + dv + 2) + wave_units(o) * attention_wave * (dv + 2));
         if (r == region_mask) n = larger(source, t_encoder);
         if (r == region_logits) n = 4 * logit_rows * main.n_outputs;
         if (r == region_cache)
@@ -1144,13 +1157,14 @@ static uint32_t most_value_dim(const Session& s)
 {
     return most(s.model->main.config.v_head_dim, s.model->encoder.config.v_head_dim);
 }
+static uint64_t most_rows(const Session& s) { return pass_rows(s.model->main.config, s.model->encoder.config, s.options); }
 static float* piece_scratch(const Attend& a, uint64_t piece)   // scores of a block, then one part
 {
-    return floats(*a.s, region_pieces) + piece * attention_rows * (attention_block + most_value_dim(*a.s) + 2);
+    return floats(*a.s, region_pieces) + piece * most_rows(*a.s) * (attention_block + most_value_dim(*a.s) + 2);
 }
 static float* wave_part(const Attend& a, uint64_t item)        // behind the pieces' own scratch
 {
-    return piece_scratch(a, pieces_at_most(a.s->options)) + item * attention_rows * (most_value_dim(*a.s) + 2);
+    return piece_scratch(a, pieces_at_most(a.s->options)) + item * most_rows(*a.s) * (most_value_dim(*a.s) + 2);
 }
 
 // Keys lo .. hi - 1 are visible to the query at absolute position pos.
@@ -1265,20 +1279,20 @@ static void attend_block(const Attend& a, const Queries& u, uint32_t key, float*
         + key * value_row_bytes(dv, s.options.cache);
     block_scores(a, u.kv_head, u.r, u.n, key, n_keys, scores);
     for (uint32_t i = 0; i < u.n; i++)
-        s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &part[i], &part[attention_rows + i]);
-    s.room->mix(scores, u.n, n_keys, v, s.options.cache, dv, part + 2 * attention_rows);
+        s.room->softmax(scores + i * attention_block, (n_keys + 15) / 16, &part[i], &part[u.n + i]);
+    s.room->mix(scores, u.n, n_keys, v, s.options.cache, dv, part + 2 * u.n);
 }
 static void merge_block(const Attend& a, const Queries& u, const float* part)
 {
     const uint32_t dv = config(*a.s).v_head_dim;
     for (uint32_t i = 0; i < u.n; i++) {
-        const float m = part[i], l = part[attention_rows + i];
+        const float m = part[i], l = part[u.n + i];
         if (m <= lowest_f32 && l >= 0) continue;               // no key of this block is visible; a NaN goes on
         float* const state = u.state[i];
         const float top = most(state[0], m), old = exp_f32(state[0] - top), now = exp_f32(m - top);
         state[0] = top;
         state[1] = state[1] * old + l * now;
-        a.s->room->merge(u.out[i], old, part + 2 * attention_rows + i * dv, now, dv);
+        a.s->room->merge(u.out[i], old, part + 2 * u.n + i * dv, now, dv);
     }
 }
 static void finish_queries(const Attend& a, const Queries& u)
@@ -1298,7 +1312,7 @@ static void attend_piece(void* data, uint32_t piece)
         const Queries u = queries_of(a, static_cast<uint32_t>(i));
         begin_queries(a, u);
         for (uint32_t key = u.first; key < u.last; key += attention_block) {
-            float* const part = scores + attention_rows * attention_block;
+            float* const part = scores + u.n * attention_block;
             attend_block(a, u, key, scores, part);
             merge_block(a, u, part);
         }

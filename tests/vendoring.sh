@@ -382,6 +382,14 @@ END
     done
 }
 
+# The first program of the README tells a story.
+check_readme() {
+    mkdir -p readme/weights && cp "$root/transformer.hpp" readme/ && cp "$root/weights/stories.bin" readme/weights/
+    sed -n '/^```cpp$/,/^```$/p' "$root/README.md" | sed '/^```/d' > readme/readme.cpp
+    ( cd readme && $CXX $std -O2 readme.cpp -o readme && ./readme > story 2> errors && [ "$(wc -c < story)" -gt 200 ] ) ||
+        echo "the README's program fails: $(head -2 readme/errors)"
+}
+
 # ---- Running them ----------------------------------------------------------------------------------------------------
 
 cat > main.cpp << 'END'
@@ -394,7 +402,7 @@ want=$(./plain "$model")
 [ ${#want} = 16 ] && [ "$want" != 0000000000000003 ] || { echo "vendoring: $model cannot be run: $want"; exit 1; }
 
 checks="warnings symbols stack_frames mixed_flags two_units two_namespaces forced_rooms features includes macros
-        fast_math small_stack large_file"
+        fast_math small_stack large_file readme"
 jobs=$(nproc 2> /dev/null || echo 1)
 export -f is_clang
 for check in $checks; do
