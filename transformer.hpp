@@ -38,7 +38,7 @@
 //   Part III  Numbers
 //     >> 15 Formats                    150   f16, bf16, tiles of q8_0, q4_0, q4_1
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
-//     >> 17 Products                     125   y = W x + b, shared out over threads
+//     >> 17 Products                   125   y = W x + b, shared out over threads
 //     >> 18 Rooms                      508   an ISA is one struct of words
 //     >> 19 Kernels                    725   written once over the words
 //   Part IV   Bytes
@@ -861,24 +861,28 @@ template <class T> static constexpr T most(T a, typename Same<T>::type b) { retu
 // Pieces that `work` (values, multiply-adds, bytes) is worth: a slice may take several, for they need not run at one speed.
 static uint32_t pieces_of(const Session& s, uint64_t work, uint64_t least_each, uint64_t most_pieces)
 {
+    if (s.options.slices <= 1) return 1;
     return static_cast<uint32_t>(most(least(least(work / least_each, pieces_at_most(s.options)), most_pieces), 1u));
 }
+// Where piece i of n begins, which is where piece i - 1 ends. A single one needs no division, which is long on a small chip.
+static uint64_t share(uint64_t total, uint32_t i, uint32_t n) { return n == 1 ? total * i : total * i / n; }
 
 // work(first, last) for parts of the rows 0 .. count - 1, each of `width` values.
 template <class Work> static void each_row(const Session& s, uint32_t count, uint64_t width, const Work& work)
 {
     struct Split {
         const Work* work;
-        uint64_t count, pieces;
+        uint32_t count, pieces;
         static void run(void* data, uint32_t i)
         {
             const Split& p = *static_cast<const Split*>(data);
-            (*p.work)(static_cast<uint32_t>(p.count * i / p.pieces), static_cast<uint32_t>(p.count * (i + 1) / p.pieces));
+            const uint64_t first = share(p.count, i, p.pieces), last = share(p.count, i + 1, p.pieces);
+            (*p.work)(static_cast<uint32_t>(first), static_cast<uint32_t>(last));
         }
     };
     Split split = {&work, count, pieces_of(s, count * width, 8192, count)};
     if (split.pieces == 1) work(0, count);
-    else parallel(s, static_cast<uint32_t>(split.pieces), Split::run, &split);
+    else parallel(s, split.pieces, Split::run, &split);
 }
 
 TRANSFORMER_OUTLINE static bool observe(Session& s, Event::Kind kind, uint32_t layer, Rows rows)
@@ -1308,7 +1312,7 @@ static void attend_piece(void* data, uint32_t piece)
 {
     const Attend& a = *static_cast<const Attend*>(data);
     float* const scores = piece_scratch(a, piece);
-    for (uint64_t i = uint64_t{a.units} * piece / a.pieces; i < uint64_t{a.units} * (piece + 1) / a.pieces; i++) {
+    for (uint64_t i = share(a.units, piece, a.pieces), end = share(a.units, piece + 1, a.pieces); i < end; i++) {
         const Queries u = queries_of(a, static_cast<uint32_t>(i));
         begin_queries(a, u);
         for (uint32_t key = u.first; key < u.last; key += attention_block) {
@@ -1334,7 +1338,8 @@ static void wave_piece(void* data, uint32_t piece)
 {
     const Attend& a = *static_cast<const Attend*>(data);
     const uint64_t items = uint64_t{a.units} * a.blocks;
-    each_item(a, items * piece / a.pieces, items * (piece + 1) / a.pieces, [&](const Queries& u, uint32_t key, uint64_t i) {
+    const uint64_t begin = share(items, piece, a.pieces), end = share(items, piece + 1, a.pieces);
+    each_item(a, begin, end, [&](const Queries& u, uint32_t key, uint64_t i) {
         attend_block(a, u, key, piece_scratch(a, piece), wave_part(a, i));
     });
 }
@@ -2107,10 +2112,10 @@ static void product_piece(void* data, uint32_t piece)
 {
     const ProductTask& task = *static_cast<const ProductTask*>(data);
     const uint32_t row_pieces = task.pieces / task.token_pieces, of_tokens = piece / row_pieces, of_rows = piece % row_pieces;
-    const uint64_t begin = task.tiles * of_rows / row_pieces, end = task.tiles * (of_rows + 1) / row_pieces;
+    const uint64_t begin = share(task.tiles, of_rows, row_pieces), end = share(task.tiles, of_rows + 1, row_pieces);
     const uint64_t panels = panels_of(task.x.count), groups = (uint64_t{task.x.dim} + 31) / 32;
-    const uint64_t token = panels * of_tokens / task.token_pieces * panel_rows;
-    const uint64_t token_end = panels * (of_tokens + 1) / task.token_pieces * panel_rows;
+    const uint64_t token = share(panels, of_tokens, task.token_pieces) * panel_rows;
+    const uint64_t token_end = share(panels, of_tokens + 1, task.token_pieces) * panel_rows;
     ProductJob::Part parts[most_products];
     ProductJob job = {parts, 0, task.x.dim, task.x.data + token * task.x.dim, task.q + token * groups,
         task.rest + token * (most_residuals(groups) + 1), static_cast<uint32_t>(least(token_end, task.x.count) - token)};

@@ -47,7 +47,7 @@ void bench_product(Isa isa, const char* name, DType type, uint32_t n)
     for (float& v : x) v = static_cast<float>(random_word(state) >> 8) / 8388608.0f - 1.0f;
     std::vector<Group> groups(uint64_t{n} * cols / 32);
     std::vector<Residual> rest(uint64_t{n} * (most_residuals(cols / 32) + 1));
-    quantise_rows(*room, {x.data(), n, cols}, 0, (n + panel_rows - 1) / panel_rows, groups.data(), rest.data());
+    quantise_rows(*room, {x.data(), n, cols}, 0, panels_of(n), groups.data(), rest.data());
     const ProductJob::Part part = {weights.data(), nullptr, rows, 0, is_quantised(type) ? rows / 16 : rows, y.data()};
     const ProductJob job = {&part, 1, cols, x.data(), groups.data(), rest.data(), n};
     const double s = median_seconds([&] { room->product[static_cast<uint32_t>(type)](job); });

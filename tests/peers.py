@@ -80,8 +80,8 @@ def shape(name, dim, hidden, layers, heads, vocab, length):
     head = struct.pack("<7i", dim, hidden, layers, heads, heads, vocab, length)
     v0, v2, gguf_path = (f"{OUT}/{name}.{e}" for e in ("v0.bin", "v2.bin", "gguf"))
     matrices = [layers * dim * dim] * 4 + [layers * dim * hidden] * 3
+    norm = lambda n: array.array("f", [1.0] * n).tobytes()
     if not os.path.exists(v0):
-        norm = lambda n: array.array("f", [1.0] * n).tobytes()
         with open(v0, "wb") as f:
             f.write(head + floats(vocab * dim) + norm(layers * dim))
             for n in matrices[:4]:
@@ -95,7 +95,7 @@ def shape(name, dim, hidden, layers, heads, vocab, length):
     if not os.path.exists(v2):
         with open(v2, "wb") as f:
             f.write((struct.pack("<Ii", 0x616b3432, 2) + head + struct.pack("<Bi", 1, 32)).ljust(256, b"\0"))
-            f.write(array.array("f", [1.0] * (2 * layers + 1) * dim).tobytes())
+            f.write(norm((2 * layers + 1) * dim))
             sizes = [vocab * dim] + [n // layers for n in matrices for _ in range(layers)]
             for n in sizes:
                 f.write((bytes_q * (n // 65536 + 1))[:n] + array.array("f", [0.0003] * (n // 32)).tobytes())
