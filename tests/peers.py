@@ -5,6 +5,7 @@ the program that `make bench-base` kept against the one that stands here, which 
     LLAMA_CPP=dir    where llama-bench and llama-quantize stand (its build/bin)
     LLAMA2C=dir      llama2.c with `run` and `runq`, as its `make runomp` builds them
     MODEL=file.gguf  the model that is quantised and compared
+    TEXT=file        what the divergence from f32 is measured on (with the package numpy); README.md if it is not given
 
 What is not given is left out. Every figure is the median of interleaved runs, A B A B; the spread is the largest less the
 smallest over the median. A line below its aim says so."""
@@ -12,6 +13,7 @@ import array, json, os, random, re, struct, subprocess, statistics, sys
 
 RUN, OUT = "./run", "build/peers"
 LLAMA, LLAMA2C, MODEL = (os.environ.get(n, "") for n in ("LLAMA_CPP", "LLAMA2C", "MODEL"))
+TEXT = os.environ.get("TEXT", "README.md")
 REPEAT = int(os.environ.get("REPEAT", "5"))
 THREADS = [int(t) for t in os.environ.get("THREADS", "1 2").split()]
 ONLY = os.environ.get("ONLY", "")
@@ -126,6 +128,41 @@ def shape(name, dim, hidden, layers, heads, vocab, length):
     return v0, v2, gguf_path
 
 
+def quality():
+    """Mean divergence from the same weights in f32, and how often the likeliest token stays: what 8-bit activations, an f16
+    cache and (but for MODEL itself) quantised weights cost, beside llama.cpp's on the same pieces of TEXT. As llama-perplexity
+    does, the second half of each piece of 512 tokens counts."""
+    try:
+        import numpy as np
+    except ImportError:
+        return
+    length, base, exact = 512, f"{OUT}/divergence.base", quantised("F32")
+    ids = subprocess.run([RUN, "tokenize", MODEL, "--no-parse-special"], stdin=open(TEXT), capture_output=True).stdout.split()
+    pieces = [b",".join(ids[i:i + length]) for i in range(0, len(ids) - length + 1, length)]
+
+    def logarithms(path, piece, *more):
+        raw = subprocess.run([RUN, "logits", path, "--ids", piece, "--all", *more], capture_output=True).stdout
+        x = np.frombuffer(raw, "<f4").reshape(length, -1)[length // 2:-1].astype(np.float64)
+        x = x - x.max(1, keepdims=True)
+        return x - np.log(np.exp(x).sum(1, keepdims=True))
+
+    kinds = {"Q8_0": quantised("Q8_0"), "Q4_0": quantised("Q4_0"), "as it is": MODEL}
+    found = {kind: ([], []) for kind in kinds}
+    for piece in pieces:
+        a = logarithms(exact, piece, "--type", "f32", "--kv", "f32")
+        for kind, path in kinds.items():
+            b = logarithms(path, piece, "--kv", "f16")
+            found[kind][0].extend((np.exp(a) * (a - b)).sum(1))
+            found[kind][1].extend(a.argmax(1) == b.argmax(1))
+    perplexity = (f"{LLAMA}/llama-perplexity", "-c", str(length), "--chunks", str(len(pieces)), "--kl-divergence-base", base)
+    output(*perplexity, "-m", exact, "-f", TEXT, "-ctk", "f32", "-ctv", "f32")
+    print(f"\n| divergence from f32, {TEXT}, {len(pieces) * (length // 2 - 1)} positions | ours: mean, same token | theirs |\n|---|--:|--:|")
+    for kind, path in kinds.items():
+        text = output(*perplexity, "-m", path, "--kl-divergence")
+        mean, same = (re.search(p + r":? +([\d.]+)", text).group(1) for p in (r"Mean +KLD", "Same top p"))
+        print(f"| {kind} | {np.mean(found[kind][0]):.2e}, {100 * np.mean(found[kind][1]):.1f} % | {float(mean):.2e}, {float(same):.1f} % |", flush=True)
+
+
 def check(base):
     """At least seven pairs of the kept program and this one on MODEL: false where the new one loses more than 5 %."""
     slower = False
@@ -158,6 +195,10 @@ def main():
                 mine = imported(path)
                 pair(f"{base} {kind}, prefill 512, {t} threads", prefill, lambda: ours(mine, t, 512, 0), lambda: theirs(path, t, 512, 0))
                 pair(f"{base} {kind}, decode 128, {t} threads", decode, lambda: ours(mine, t, 0, 128), lambda: theirs(path, t, 0, 128))
+                if kind == "Q8_0":
+                    pair(f"{base} {kind}, decode 32 after 4,096, {t} threads", 1,
+                         lambda: ours(mine, t, 0, 32, "--depth", "4096", "--ctx-size", "4160"),
+                         lambda: theirs(path, t, 0, 32, "-d", "4096", "-fa", "1"))
         v0 = shape("stories260K", 64, 172, 5, 8, 512, 512)[0]
         for kind in ("f32", "q8_0") if LLAMA2C else ():
             mine = imported(v0, "--type", kind)
@@ -169,6 +210,8 @@ def main():
                 pair(f"{name} shape q8_0, decode 256, {t} threads, llama.cpp", aim[0], lambda: ours(mine, t, 0, 254), lambda: theirs(gguf_path, t, 0, 254))
             if LLAMA2C:
                 pair(f"{name} shape q8_0, decode 256, {t} threads, runq", aim[1], lambda: ours(mine, t, 0, 254), lambda: llama2c("runq", v2, t, 256))
+    if LLAMA and MODEL and not ONLY:
+        quality()
 
 
 main()
