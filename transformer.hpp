@@ -40,13 +40,13 @@
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                   125   y = W x + b, shared out over threads
 //     >> 18 Rooms                      508   an ISA is one struct of words
-//     >> 19 Kernels                    725   written once over the words
+//     >> 19 Kernels                    730   written once over the words
 //   Part IV   Bytes
 //     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
 //     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
-//     >> 24 Threads                    205   a small pool, on request
+//     >> 24 Threads                    220   a small pool, on request
 //     >> 25 Files                      100   map or read a file; can be left out
 //
 // Notation: T tokens of a batch, S positions attended to, D dim, H n_heads, K n_kv_heads, d head_dim, F hidden_dim,
@@ -1400,7 +1400,7 @@ static Rows attend(Session& s, const Attention& w, Keys keys, uint32_t count, bo
     const uint32_t units = (rows + attention_rows - 1) / attention_rows * c.n_kv_heads;
     Attend a = {&s, &w, keys, count, cross, k, units, 1, 0, 0};
     const uint64_t work = uint64_t{count} * keys.count * c.n_heads * c.head_dim;
-    a.pieces = pieces_of(s, work, 32768, UINT32_MAX);
+    a.pieces = pieces_of(s, work, 4096, UINT32_MAX);
     if (a.pieces > 1 && units < wave_units(s.options) && keys.count > attention_block) attend_waves(a);
     else parallel(s, a.pieces, attend_piece, &a);
     if (s.options.observe_attention && s.options.observer) observe_weights(a);
@@ -2173,7 +2173,7 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
     // for each thread, for a stream that begins anew is slow.
     task.token_pieces = most(least(s.options.slices, x.count / 64), 1u);
     const uint64_t at_most = x.count > panel_rows ? task.tiles * task.token_pieces : least(task.tiles, s.options.slices);
-    task.pieces = pieces_of(s, bytes * x.count, 32768, at_most);
+    task.pieces = pieces_of(s, bytes * x.count, 16384, at_most);
     task.pieces = most(task.pieces / task.token_pieces, 1u) * task.token_pieces;
     parallel(s, task.pieces, product_piece, &task);
 }
@@ -2925,12 +2925,15 @@ static Residual* quantise(const float* x, uint32_t n, uint32_t token, uint32_t s
 
 static void to_f16(const float* x, uint32_t n, unsigned char* out)
 {
-    uint32_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-        const V::f32 v = V::load(x + i), low = V::less(v, V::set(-65504.0f), V::set(-65504.0f), v);
-        V::store_f16(out + 2 * i, V::less(V::set(65504.0f), low, V::set(65504.0f), low));
+    float part[16] = {};
+    unsigned char halves[32];
+    for (uint32_t i = 0; i < n; i += lanes) {
+        const bool whole = i + lanes <= n;
+        if (!whole) memcpy(part, x + i, (n - i) * sizeof(float));
+        const V::f32 v = V::load(whole ? x + i : part), low = V::less(v, V::set(-65504.0f), V::set(-65504.0f), v);
+        V::store_f16(whole ? out + 2 * i : halves, V::less(V::set(65504.0f), low, V::set(65504.0f), low));
+        if (!whole) memcpy(out + 2 * i, halves, 2 * (n - i));
     }
-    for (; i < n; i++) store_u16(out + 2 * i, f32_to_f16(x[i]));
 }
 
 template <DType type> static inline V::f32 load_as(const unsigned char* p)
@@ -3215,13 +3218,14 @@ static inline void mix_part(const float* p, uint32_t n_keys, const unsigned char
         if (to == values) memcpy(out + uint64_t{i} * dv + e, values, n * sizeof(float));
     }
 }
-template <DType type, uint32_t NQ> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v, uint32_t dv,
-    float* out)
+// NV vectors of a row at a time: chains enough to hide how long a step of one takes. Then what is left with fewer.
+template <DType type, uint32_t NQ, uint32_t NV> static void mix_of(const float* p, uint32_t n_keys, const unsigned char* v,
+    uint32_t dv, uint32_t e, float* out)
 {
-    constexpr uint32_t many = lanes == 1 ? wide : 2;
-    uint32_t e = 0;
-    for (; e + many * lanes <= dv; e += many * lanes) mix_part<type, NQ, many>(p, n_keys, v, dv, e, many * lanes, out);
-    for (; e < dv; e += lanes) mix_part<type, NQ, 1>(p, n_keys, v, dv, e, least(lanes, dv - e), out);
+    for (; e + NV * lanes <= dv; e += NV * lanes) mix_part<type, NQ, NV>(p, n_keys, v, dv, e, NV * lanes, out);
+    if constexpr (lanes > 1 && NV > 1) {
+        if (e < dv) mix_of<type, NQ, NV - 1>(p, n_keys, v, dv, e, out);
+    } else for (; e < dv; e += lanes) mix_part<type, NQ, 1>(p, n_keys, v, dv, e, least(lanes, dv - e), out);
 }
 
 // NQ queries at a time, then what is left with fewer
@@ -3243,8 +3247,9 @@ static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned
 template <DType type, uint32_t NQ = V::queries>
 static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
 {
+    constexpr uint32_t NV = lanes == 1 ? wide : NQ > 1 || type == DType::q8_0 ? 2 : lanes == 16 ? 4 : 8;
     uint32_t i = 0;
-    for (; i + NQ <= n; i += NQ) mix_of<type, NQ>(p + i * attention_block, n_keys, v, dv, out + uint64_t{i} * dv);
+    for (; i + NQ <= n; i += NQ) mix_of<type, NQ, NV>(p + i * attention_block, n_keys, v, dv, 0, out + uint64_t{i} * dv);
     if constexpr (NQ > 1)
         if (i < n) mix_type<type, NQ - 1>(p + i * attention_block, n - i, n_keys, v, dv, out + uint64_t{i} * dv);
 }
@@ -5362,9 +5367,8 @@ public:
     }
     ~ThreadPool()
     {
-        n_ = 0;
         stop_ = true;
-        publish(0);
+        wake(news_, sleepers_);
         for (uint32_t i = 0; i < n_workers_; i++) workers_[i].join();
     }
     ThreadPool(const ThreadPool&) = delete;
@@ -5375,30 +5379,52 @@ public:
     static void parallel_for(void* pool, uint32_t n, Task task, void* data)
     {
         ThreadPool& p = *static_cast<ThreadPool*>(pool);
-        const uint64_t round = (p.round_.load(std::memory_order_relaxed) + 1) & UINT32_MAX;
-        for (uint32_t i = 0; i <= p.n_workers_; i++) p.sections_[i].ticket.store(round << 32 | nothing);
-        p.task_.store(task, std::memory_order_release);        // who is late from the last round sees `nothing` before these
-        p.data_.store(data, std::memory_order_release);
-        p.n_.store(n, std::memory_order_release);
-        p.done_.store(0, std::memory_order_release);
-        for (uint32_t i = 0; i <= p.n_workers_; i++)
-            p.sections_[i].ticket.store(round << 32 | p.section_begin(i, n), std::memory_order_release);
-        p.publish(round);
-        p.take(round, p.n_workers_);
-        p.wait(p.finished_, p.waiting_, [&] { return p.done_.load() >= n; });
+        p.round_++;
+        p.done_.store(0, std::memory_order_relaxed);
+        for (uint64_t i = 0, begin = 0, all = p.n_workers_ + 1; i < all; i++) {
+            const uint64_t end = n * (i + 1) / all;
+            p.sections_[i].open(p.round_, static_cast<uint32_t>(begin), static_cast<uint32_t>(end), task, data);
+            begin = end;
+        }
+        p.wake(p.news_, p.sleepers_);
+        const uint32_t own = p.take(p.round_, p.n_workers_);
+        p.wait(p.finished_, p.waiting_, [&] { return p.done_.load() + own >= n; });
     }
 
 private:
-    static constexpr uint64_t nothing = UINT32_MAX;            // no slice to be had yet
+    // All that a thread is told, in one cache line, which goes from processor to processor once a round.
+    struct alignas(64) Section {
+        std::atomic<uint64_t> ticket{0};                       // {round, next slice}
+        std::atomic<Task> task{nullptr};
+        std::atomic<void*> data{nullptr};
+        std::atomic<uint32_t> end{0};
 
-    struct alignas(64) Section { std::atomic<uint64_t> ticket{0}; };    // {round, next slice}, each in a cache line
+        void open(uint32_t round, uint32_t first, uint32_t last, Task t, void* d)
+        {
+            // who is late from the round before and sees any of the new values finds that its old ticket is gone
+            ticket.store(uint64_t{round} << 32 | UINT32_MAX, std::memory_order_relaxed);
+            task.store(t, std::memory_order_release);
+            data.store(d, std::memory_order_release);
+            end.store(last, std::memory_order_release);
+            ticket.store(uint64_t{round} << 32 | first);
+        }
+        uint32_t round() const { return static_cast<uint32_t>(ticket.load() >> 32); }
+        uint32_t take(uint32_t round)                          // slices of that round; returns how many there were
+        {
+            uint32_t taken = 0;
+            for (uint64_t t = ticket.load(std::memory_order_acquire); t >> 32 == round;) {
+                const Task call = task.load(std::memory_order_acquire);
+                void* const with = data.load(std::memory_order_acquire);
+                if ((t & UINT32_MAX) >= end.load(std::memory_order_acquire)) break;
+                if (!ticket.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
+                call(with, static_cast<uint32_t>(t));
+                taken++;
+                t = ticket.load(std::memory_order_acquire);
+            }
+            return taken;
+        }
+    };
 
-    uint32_t section_begin(uint64_t i, uint64_t n) const { return static_cast<uint32_t>(n * i / (n_workers_ + 1)); }
-    void publish(uint64_t round)
-    {
-        round_.store(round);
-        wake(news_, sleepers_);
-    }
     // A sleeper counts itself before it looks for the last time, so that a change is seen by it or it by who makes the change.
     void wake(std::condition_variable& to, const std::atomic<uint32_t>& sleepers)
     {
@@ -5418,38 +5444,34 @@ private:
         on.wait(lock, ready);
         sleepers--;
     }
-    // Slices of one round, as long as there are any. A ticket names its round: it cannot be taken in a later one.
-    void take(uint64_t round, uint32_t own)
+    // Slices of one round, as long as there are any, its own first. Returns how many this thread did; a worker's are counted.
+    uint32_t take(uint32_t round, uint32_t own)
     {
+        uint32_t all = 0;
         for (uint32_t i = 0; i <= n_workers_; i++) {
-            const uint32_t section = (own + i) % (n_workers_ + 1);
-            std::atomic<uint64_t>& ticket = sections_[section].ticket;
-            for (uint64_t t = ticket.load(std::memory_order_acquire); t >> 32 == round;) {
-                const Task task = task_.load(std::memory_order_acquire);
-                void* const data = data_.load(std::memory_order_acquire);
-                const uint32_t n = n_.load(std::memory_order_acquire);
-                if ((t & UINT32_MAX) >= section_begin(section + 1, n)) break;
-                if (!ticket.compare_exchange_weak(t, t + 1, std::memory_order_acq_rel)) continue;
-                task(data, static_cast<uint32_t>(t));
-                if (done_.fetch_add(1) + 1 == n) wake(finished_, waiting_);
-                t = ticket.load(std::memory_order_acquire);
-            }
+            const uint32_t n = sections_[(own + i) % (n_workers_ + 1)].take(round);
+            all += n;
+            if (!n || own == n_workers_) continue;
+            done_ += n;
+            wake(finished_, waiting_);
         }
+        return all;
     }
     void work(uint32_t own)
     {
-        for (uint64_t seen = 0; !stop_;) {
-            wait(news_, sleepers_, [&] { return stop_ || round_.load() != seen; });
-            seen = round_.load();
+        for (uint32_t seen = 0; true;) {
+            wait(news_, sleepers_, [&] { return stop_ || sections_[own].round() != seen; });
+            if (stop_) return;
+            seen = sections_[own].round();
             take(seen, own);
         }
     }
 
-    std::atomic<Task> task_{nullptr};
-    std::atomic<void*> data_{nullptr};
-    std::atomic<uint64_t> round_{0};
-    std::atomic<uint32_t> n_{0}, done_{0}, sleepers_{0}, waiting_{0};
+    alignas(64) std::atomic<uint32_t> done_{0};                // by workers, in this round
+    std::atomic<uint32_t> waiting_{0};
+    alignas(64) std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> stop_{false};
+    uint32_t round_ = 0;
     std::mutex mutex_;
     std::condition_variable news_, finished_;
     uint32_t n_workers_;
