@@ -1725,7 +1725,10 @@ int run_import(const Arguments& a)
     session.capacity = context(a, m.source.main);
     session.batch = 1;
     session.cache = cache_type(a, DType::f16);
-    return print(weights::firmware_header(m.source, target, bytes, session), a.header);
+    const weights::File file = weights::map_file(target);
+    Model model;
+    check(transformer::open(file->data, file->size, &model), target);
+    return print(weights::firmware_header(m.source, model, target, bytes, session), a.header);
 }
 
 // ---- Main ------------------------------------------------------------------------------------------------------------

@@ -23,15 +23,15 @@
 //     >> 1 Switches                     70   macros
 //     >> 2 Status                       22   what every fallible function returns
 //     >> 3 Config                      130   all that changes the numbers; the record of the file
-//     >> 4 Tensors                      55   views of weights, their roles
+//     >> 4 Tensors                      66   views of weights, their roles
 //     >> 5 Model                       130   slots that are present or absent
-//     >> 6 Session                     232   options, observer, and plan(): where everything lies
+//     >> 6 Session                     234   options, observer, and plan(): where everything lies
 //     >> 7 Functions                   220   the interface in use; switches of the implementation
 //   Part II   The model
 //     >> 8 Operations                   75   what the model is written in
 //     >> 9 Forward                     130   embed, blocks, final norm, head; encoders
 //     >> 10 The block                   55   one function, every published wiring
-//     >> 11 Attention                  520   MHA, GQA, MQA, MLA, cross; its order of arithmetic
+//     >> 11 Attention                  522   MHA, GQA, MQA, MLA, cross; its order of arithmetic
 //     >> 12 Feed-forward               145   gated or plain, experts, router
 //     >> 13 Positions                  135   embeddings, convolution, sinusoids, RoPE
 //     >> 14 Norms                       25   LayerNorm and RMSNorm are one function
@@ -40,9 +40,9 @@
 //     >> 16 Mathematics                115   our own sqrt, exp, log, cos, sin, fused multiply-add
 //     >> 17 Products                   125   y = W x + b, shared out over threads
 //     >> 18 Rooms                      508   an ISA is one struct of words
-//     >> 19 Kernels                    730   written once over the words
+//     >> 19 Kernels                    735   written once over the words
 //   Part IV   Bytes
-//     >> 20 Checkpoint                 580   the flat file: layout, checks, open, start
+//     >> 20 Checkpoint                 550   the flat file: layout, checks, open, start
 //     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
@@ -118,13 +118,29 @@
 
 namespace TRANSFORMER_NAMESPACE {
 
-// Parts of the family that a small chip may leave out: TRANSFORMER_FEATURES is a mask of these bits.
-// open() refuses a checkpoint that needs one, start() a cache.
+// Parts of the family that a small chip may leave out: TRANSFORMER_FEATURES is a mask of these bits. What a checkpoint needs is
+// in the header that `run import --header` writes; open() refuses one that needs more, start() such a cache or slices.
 enum class Feature : uint32_t {
-    layer_norm = 1, experts = 4, mla = 8, cross = 16, relative = 64, softcap = 128, dense_weights = 256,
-        quantised_weights = 512,
-    sampling = 1024, qk_norm = 4096, quantised_cache = 8192
+    layer_norm = 1 << 0, biases = 1 << 1, experts = 1 << 2, mla = 1 << 3, qk_norm = 1 << 4, softcap = 1 << 5,
+    cross = 1 << 6,
+    encoder = 1 << 7,               // what is not causal, pooling, Whisper's convolutions
+    relative = 1 << 8,              // ALiBi, relative biases and keys, sinks
+    activations = 1 << 9,           // all but SiLU with a gate
+    embeddings = 1 << 10,           // learned and sinusoidal positions, types; norms, maps and scales around embedding and head
+    windows = 1 << 11,              // flags of layers, windows, chunks, a second set of rotary positions, clips, temperatures
+    frequencies = 1 << 12,          // without: rope_freqs stands in the checkpoint, as `run import` writes it
+    dense_weights = 1 << 13,        // f32, f16 and bf16 matrices
+    quantised_weights = 1 << 14,    // q8_0 ones
+    nibble_weights = 1 << 15,       // q4_0 and q4_1 ones
+    f32_cache = 1 << 16, quantised_cache = 1 << 17,            // beside f16
+    sampling = 1 << 18,             // without: greedy only
+    tokenizer = 1 << 23,            // without: no tokenize(); detokenize() stays
+    observers = 1 << 19,
+    slices = 1 << 20,
+    checks = 1 << 21,               // without: open() trusts the bytes, which must then be part of the program itself
+    messages = 1 << 22              // without: a Status has its code and a number, no text
 };
+template <class... F> static constexpr uint32_t mask_of(F... features) { return (static_cast<uint32_t>(features) | ...); }
 static constexpr bool has(Feature f) { return (TRANSFORMER_FEATURES & static_cast<uint32_t>(f)) != 0; }
 
 // >> 2 Status ---------------------------------------------------------------------------------------------------------
@@ -141,6 +157,9 @@ struct Status {
     const char* text = "";
     const char* field = "";
     uint64_t where = 0;
+    constexpr Status() = default;
+    constexpr Status(Code c, const char* what, const char* in, uint64_t at) : code(c), text(has(Feature::messages) ? what : ""),
+        field(has(Feature::messages) ? in : ""), where(at) {}
     constexpr explicit operator bool() const { return code == Code::ok; }
 };
 
@@ -243,7 +262,7 @@ struct Tensor {
 };
 constexpr uint32_t n_dtypes = 7;
 static constexpr bool is_quantised(DType t) { return t == DType::q8_0 || t == DType::q4_0 || t == DType::q4_1; }
-static constexpr uint64_t round_up(uint64_t n, uint64_t m) { return (n + m - 1) / m * m; }
+static constexpr uint64_t round_up(uint64_t n, uint64_t m) { return (n + m - 1) & ~(m - 1); }     // m: a power of two
 
 // Bytes of one 16-row tile of 32 columns (quantised) or of one value (plain).
 static constexpr uint32_t unit_bytes(DType t)
@@ -257,17 +276,35 @@ static constexpr uint64_t matrix_bytes(DType t, uint64_t rows, uint64_t cols)
     return is_quantised(t) ? round_up(rows, 16) / 16 * (round_up(cols, 32) / 32) * unit_bytes(t) : rows * cols * unit_bytes(t);
 }
 
-// Where a tensor belongs. A bias or shift is the role of its weight + role_bias. The first group stands once in a stack (or,
-// the head, once in the model), the second once a layer.
+// Where a tensor belongs: its role, the struct and the member that it is bound to, and its kind: a `linear` or a lone `table`
+// may have any type but u8, a `norm` or a lone `vector` is f32 (layer_flags: u8). A linear's bias and a norm's shift are the
+// role of their weight + role_bias. The first group stands once in a stack (the head: in the model), the second in each layer.
 #define TRANSFORMER_ROLES(X)                                                                                            \
-    X(token_embedding) X(type_embedding) X(position_embedding) X(embedding_norm) X(embedding_proj) X(conv1) X(conv2)    \
-    X(rope_freqs) X(layer_flags) X(alibi_slopes) X(relative_rows) X(final_norm) X(final_proj) X(head_dense) X(head_norm) X(lm_head)   \
-    X(attn_norm_pre) X(attn_norm_post) X(attn_norm_out) X(cross_norm_pre) X(cross_norm_post) X(cross_norm_out)          \
-    X(ffn_norm_pre) X(ffn_norm_post) X(ffn_norm_out) X(wq) X(wk) X(wv) X(wo) X(q_norm) X(k_norm) X(sinks)               \
-    X(relative_bias) X(rel_key) X(rel_query) X(wq_a) X(q_a_norm) X(wkv_a) X(kv_a_norm) X(wk_b) X(wv_b)                  \
-    X(cross_wq) X(cross_wk) X(cross_wv) X(cross_wo) X(gate) X(up) X(down) X(router) X(router_bias)                      \
-    X(shared_gate) X(shared_up) X(shared_down) X(shared_router)
-#define TRANSFORMER_ROLE(name) name,
+    X(token_embedding, Stack, token_embedding, table) X(type_embedding, Stack, type_embedding, table)                   \
+    X(position_embedding, Stack, position_embedding, table) X(embedding_norm, Stack, embedding_norm, norm)              \
+    X(embedding_proj, Stack, embedding_proj, linear) X(conv1, Stack, conv1, linear) X(conv2, Stack, conv2, linear)      \
+    X(rope_freqs, Stack, rope_freqs, vector) X(layer_flags, Stack, layer_flags, vector)                                 \
+    X(alibi_slopes, Stack, alibi_slopes, vector) X(relative_rows, Stack, relative_rows, vector)                         \
+    X(final_norm, Stack, final_norm, norm) X(final_proj, Stack, final_proj, linear)                                     \
+    X(head_dense, Model, head_dense, linear) X(head_norm, Model, head_norm, norm) X(lm_head, Model, lm_head, linear)    \
+    X(attn_norm_pre, Layer, attn_norm.pre, norm) X(attn_norm_post, Layer, attn_norm.post, norm)                         \
+    X(attn_norm_out, Layer, attn_norm.out, norm) X(cross_norm_pre, Layer, cross_norm.pre, norm)                         \
+    X(cross_norm_post, Layer, cross_norm.post, norm) X(cross_norm_out, Layer, cross_norm.out, norm)                     \
+    X(ffn_norm_pre, Layer, ffn_norm.pre, norm) X(ffn_norm_post, Layer, ffn_norm.post, norm)                             \
+    X(ffn_norm_out, Layer, ffn_norm.out, norm) X(wq, Layer, self.wq, linear) X(wk, Layer, self.wk, linear)              \
+    X(wv, Layer, self.wv, linear) X(wo, Layer, self.wo, linear) X(q_norm, Layer, self.q_norm, norm)                     \
+    X(k_norm, Layer, self.k_norm, norm) X(sinks, Layer, self.sinks, vector)                                             \
+    X(relative_bias, Layer, self.relative_bias, vector) X(rel_key, Layer, self.rel_key, vector)                         \
+    X(rel_query, Layer, self.rel_query, vector) X(wq_a, Layer, self.wq_a, linear)                                       \
+    X(q_a_norm, Layer, self.q_a_norm, norm) X(wkv_a, Layer, self.wkv_a, linear)                                         \
+    X(kv_a_norm, Layer, self.kv_a_norm, norm) X(wk_b, Layer, self.wk_b, table) X(wv_b, Layer, self.wv_b, table)         \
+    X(cross_wq, Layer, cross.wq, linear) X(cross_wk, Layer, cross.wk, linear) X(cross_wv, Layer, cross.wv, linear)      \
+    X(cross_wo, Layer, cross.wo, linear) X(gate, Layer, ffn.experts.gate, linear) X(up, Layer, ffn.experts.up, linear)  \
+    X(down, Layer, ffn.experts.down, linear) X(router, Layer, ffn.router, linear)                                       \
+    X(router_bias, Layer, ffn.router_bias, vector) X(shared_gate, Layer, ffn.shared.gate, linear)                       \
+    X(shared_up, Layer, ffn.shared.up, linear) X(shared_down, Layer, ffn.shared.down, linear)                           \
+    X(shared_router, Layer, ffn.shared_router, linear)
+#define TRANSFORMER_ROLE(role, owner, member, kind) role,
 enum class Role : uint8_t { TRANSFORMER_ROLES(TRANSFORMER_ROLE) n_roles };
 #undef TRANSFORMER_ROLE
 constexpr uint8_t role_bias = 0x80;
@@ -389,6 +426,7 @@ struct Model {
     const unsigned char* bytes = nullptr;
     const unsigned char* table = nullptr;
     uint32_t n_tensors = 0;
+    uint32_t features = 0;          // mask of Feature: what it needs
 };
 
 // >> 6 Session --------------------------------------------------------------------------------------------------------
@@ -480,16 +518,18 @@ struct Residual {
     uint32_t group, token;                                     // token of the panel; group = UINT32_MAX ends a list
 };
 constexpr uint32_t panel_rows = 8;                             // tokens whose groups stand side by side
-static constexpr uint64_t most_residuals(uint64_t groups) { return groups / 3; }
+static constexpr uint32_t most_residuals(uint32_t groups) { return groups / 3; }
 
 constexpr uint32_t attention_block = 128;                      // positions; part of the numbers, not a tuning knob
 constexpr uint32_t attention_rows = 8;                         // queries that share a pass over the keys, if there are as many
-static constexpr uint64_t pieces_at_most(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 8 : 1; }
+static constexpr uint32_t slices_of(const Options& o) { return has(Feature::slices) && o.slices > 1 ? o.slices : 1; }
+static constexpr uint64_t pieces_at_most(const Options& o) { return slices_of(o) > 1 ? uint64_t{o.slices} * 8 : 1; }
 constexpr uint32_t attention_wave = 32;                        // blocks that are shared out before their values are merged
-static constexpr uint64_t wave_units(const Options& o) { return o.slices > 1 ? uint64_t{o.slices} * 2 : 0; }
+static constexpr uint64_t wave_units(const Options& o) { return slices_of(o) > 1 ? uint64_t{o.slices} * 2 : 0; }
 
 static constexpr uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
-static constexpr bool is_causal(const Config& c) { return (c.flags & flag_causal) != 0; }
+static constexpr uint32_t wider(uint32_t a, uint32_t b) { return a > b ? a : b; }
+static constexpr bool is_causal(const Config& c) { return !has(Feature::encoder) || (c.flags & flag_causal) != 0; }
 // The cache holds, for each kv head, K in tiles of 16 positions, [pos / 16][d][16], then V in rows, [pos][dv]. In 8 bits a
 // tile is for each 32 of d [32][16] bytes and 16 f32 scales, a row for each 32 of dv a f32 scale and 32 bytes.
 static constexpr uint64_t key_tile_bytes(uint32_t d, DType type)
@@ -504,66 +544,68 @@ static constexpr uint64_t kv_head_bytes(const Config& c, uint64_t n, DType type)
 {
     return round_up(round_up(n, 16) / 16 * (key_tile_bytes(c.head_dim, type) + 16 * value_row_bytes(c.v_head_dim, type)), 64);
 }
-static constexpr uint64_t query_width(const Config& c) { return uint64_t{c.n_heads} * c.head_dim; }
-static constexpr uint64_t mixed_width(const Config& c) { return uint64_t{c.n_heads} * c.v_head_dim; }
-static constexpr uint64_t widest_hidden(const Config& c)
+// Widths in 32 bits: open() keeps them below 2^27.
+static constexpr uint32_t query_width(const Config& c) { return c.n_heads * c.head_dim; }
+static constexpr uint32_t mixed_width(const Config& c) { return c.n_heads * c.v_head_dim; }
+static constexpr uint32_t widest_hidden(const Config& c)
 {
-    return larger(larger(c.hidden_dim, c.dense_hidden_dim), c.shared_hidden_dim);
+    return wider(wider(c.hidden_dim, c.dense_hidden_dim), c.shared_hidden_dim);
 }
-static constexpr uint64_t widest_input(const Config& c)               // the longest row that a matrix of this stack reads
+static constexpr uint32_t widest_input(const Config& c)               // the longest row that a matrix of this stack reads
 {
-    const uint64_t conv = c.n_features ? 3 * larger(c.dim, c.n_features) : 0;
-    const uint64_t heads = larger(mixed_width(c), uint64_t{c.n_heads} * c.mla_v_head_dim);
-    const uint64_t latent = larger(larger(c.q_lora_rank, c.kv_lora_rank), c.nope_head_dim);
-    return larger(larger(larger(c.dim, c.embedding_dim), larger(widest_hidden(c), heads)), larger(conv, latent));
+    uint32_t n = wider(wider(c.dim, c.embedding_dim), wider(widest_hidden(c), mixed_width(c)));
+    if (has(Feature::encoder) && c.n_features) n = wider(n, 3 * wider(c.dim, c.n_features));
+    if (has(Feature::mla))
+        n = wider(wider(n, c.n_heads * c.mla_v_head_dim), wider(wider(c.q_lora_rank, c.kv_lora_rank), c.nope_head_dim));
+    return n;
 }
+static constexpr bool has_encoder(const Config& encoder) { return has(Feature::cross) && encoder.n_layers; }
 // T of one stack: a causal one takes batches, another needs its whole input at once.
-static constexpr uint64_t batch_rows(const Config& c, const Options& o, bool source)
+static constexpr uint32_t batch_rows(const Config& c, const Options& o, bool source)
 {
-    const uint64_t whole = source && o.source_capacity ? o.source_capacity : o.capacity;
-    return c.n_frames ? c.n_frames : is_causal(c) && o.batch < whole ? o.batch : whole;
+    const uint32_t whole = source && o.source_capacity ? o.source_capacity : o.capacity;
+    return has(Feature::encoder) && c.n_frames ? c.n_frames : is_causal(c) && o.batch < whole ? o.batch : whole;
 }
-static constexpr uint64_t source_rows(const Config& encoder, const Options& o)
+static constexpr uint32_t source_rows(const Config& encoder, const Options& o)
 {
-    return encoder.n_layers && encoder.n_frames ? encoder.n_frames / 2 : o.source_capacity ? o.source_capacity : o.capacity;
+    return has_encoder(encoder) && encoder.n_frames ? encoder.n_frames / 2 : o.source_capacity ? o.source_capacity : o.capacity;
 }
 
 // Queries of one kv head that a pass over its keys can have.
-static constexpr uint64_t pass_rows(const Config& c, uint64_t t)
+static constexpr uint32_t pass_rows(const Config& c, uint32_t t)
 {
-    const uint64_t n = c.n_kv_heads ? t * (c.n_heads / c.n_kv_heads) : 1;
-    return n < attention_rows ? n : uint64_t{attention_rows};
+    const uint64_t n = c.n_kv_heads ? uint64_t{t} * (c.n_heads / c.n_kv_heads) : 1;
+    return n < attention_rows ? static_cast<uint32_t>(n) : attention_rows;
 }
-static constexpr uint64_t pass_rows(const Config& main, const Config& encoder, const Options& o)
+static constexpr uint32_t pass_rows(const Config& main, const Config& encoder, const Options& o)
 {
-    return larger(pass_rows(main, batch_rows(main, o, false)),
-        encoder.n_layers ? pass_rows(encoder, batch_rows(encoder, o, true)) : 1);
+    return wider(pass_rows(main, batch_rows(main, o, false)),
+        has_encoder(encoder) ? pass_rows(encoder, batch_rows(encoder, o, true)) : 1);
 }
 
-// Bytes that one stack needs in a region when it runs t rows at once.
-static constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
+// Bytes that one stack needs in a region for each row that it runs at once.
+static constexpr uint32_t row_bytes(Region r, const Config& c)
 {
-    const uint64_t e = larger(c.dim, c.embedding_dim), mla = c.kv_lora_rank != 0;
+    const bool mla = has(Feature::mla) && c.kv_lora_rank;
+    const bool experts = has(Feature::experts) && (c.n_experts || c.shared_hidden_dim);
+    const uint32_t groups = (widest_input(c) + 31) / 32, residuals = most_residuals(groups) + 1;
     switch (r) {
-    case region_x: case region_h: case region_y: return 4 * t * e;
-    case region_g: return c.flags & flag_parallel ? 4 * t * c.dim : 0;
-    case region_q: return 4 * t * query_width(c);
-    case region_k: return 4 * t * c.n_kv_heads * c.head_dim;
-    case region_v: return 4 * t * c.n_kv_heads * c.v_head_dim;
-    case region_mixed: return 4 * t * mixed_width(c);
-    case region_latent: return mla * 4 * t * (c.q_lora_rank + uint64_t{c.n_heads} * larger(c.rope_dim + c.nope_head_dim,
-        c.mla_v_head_dim));
-    case region_head: return mla * 4 * t * (uint64_t{c.kv_lora_rank} + larger(c.nope_head_dim, c.mla_v_head_dim));
-    case region_state: return 8 * t * c.n_heads;
-    case region_up: case region_gate: return 4 * t * widest_hidden(c);
-    case region_router: return 4 * (t + 2) * c.n_experts;
-    case region_expert: return c.n_experts || c.shared_hidden_dim ? 8 * t * c.dim : 0;
-    case region_quantised: {
-        const uint32_t groups = static_cast<uint32_t>((widest_input(c) + 31) / 32);
-        return t * (groups * sizeof(Group) + (most_residuals(groups) + 1) * sizeof(Residual));
-    }
-    case region_rope: return 8 * t * c.rope_dim;
-    case region_convolved: return c.n_features ? 4 * t * 3 * larger(c.dim, c.n_features) : 0;
+    case region_x: case region_h: case region_y: return 4 * wider(c.dim, c.embedding_dim);
+    case region_g: return c.flags & flag_parallel ? 4 * c.dim : 0;
+    case region_q: return 4 * query_width(c);
+    case region_k: return 4 * c.n_kv_heads * c.head_dim;
+    case region_v: return 4 * c.n_kv_heads * c.v_head_dim;
+    case region_mixed: return 4 * mixed_width(c);
+    case region_latent: return mla
+        ? 4 * (c.q_lora_rank + c.n_heads * wider(c.rope_dim + c.nope_head_dim, c.mla_v_head_dim)) : 0;
+    case region_head: return mla ? 4 * (c.kv_lora_rank + wider(c.nope_head_dim, c.mla_v_head_dim)) : 0;
+    case region_state: return 8 * c.n_heads;
+    case region_up: case region_gate: return 4 * widest_hidden(c);
+    case region_router: return experts ? 4 * c.n_experts : 0;
+    case region_expert: return experts ? 8 * c.dim : 0;
+    case region_quantised: return static_cast<uint32_t>(groups * sizeof(Group) + residuals * sizeof(Residual));
+    case region_rope: return 8 * c.rope_dim;
+    case region_convolved: return has(Feature::encoder) && c.n_features ? 12 * wider(c.dim, c.n_features) : 0;
     default: return 0;
     }
 }
@@ -571,23 +613,26 @@ static constexpr uint64_t region_bytes(Region r, const Config& c, uint64_t t)
 static constexpr Plan plan(const Config& main, const Config& encoder, const Options& o)
 {
     Plan p;
-    const uint64_t t = batch_rows(main, o, false), source = main.flags & flag_cross ? source_rows(encoder, o) : 0;
-    const uint64_t t_encoder = encoder.n_layers ? batch_rows(encoder, o, true) : 0;
-    const uint64_t logit_rows = o.all_logits || (!is_causal(main) && main.pooling == Pooling::none) ? t : 1;
-    const uint64_t pieces = pieces_at_most(o), dv = larger(main.v_head_dim, encoder.v_head_dim);
+    const bool two = has_encoder(encoder), causal = is_causal(main);
+    const uint32_t t = batch_rows(main, o, false), t_encoder = two ? batch_rows(encoder, o, true) : 0;
+    const uint32_t source = has(Feature::cross) && main.flags & flag_cross ? source_rows(encoder, o) : 0;
+    const uint32_t logit_rows = o.all_logits || (!causal && main.pooling == Pooling::none) ? t : 1;
+    const uint32_t dv = wider(main.v_head_dim, encoder.v_head_dim);
     for (uint32_t i = 0; i < n_regions; i++) {
         const Region r = static_cast<Region>(i);
-        uint64_t n = larger(region_bytes(r, main, t), encoder.n_layers ? region_bytes(r, encoder, t_encoder) : 0);
+        const uint32_t more = r == region_router ? 2 : 0;      // scratch of the choice
+        uint64_t n = (uint64_t{t} + more) * row_bytes(r, main);
+        if (two) n = larger(n, (uint64_t{t_encoder} + more) * row_bytes(r, encoder));
         if (r == region_pieces)                                // and, with several slices, the parts of a wave
             n = 4 * pass_rows(main, encoder, o)
-                * (pieces * (attention_block + dv + 2) + wave_units(o) * attention_wave * (dv + 2));
-        if (r == region_mask) n = larger(source, t_encoder);
-        if (r == region_logits) n = 4 * logit_rows * main.n_outputs;
-        if (r == region_cache)
-            n = larger(main.n_kv_heads * kv_head_bytes(main, is_causal(main) ? o.capacity : t,
-                o.cache) * (is_causal(main) ? main.n_layers : 1),
-                       encoder.n_layers ? encoder.n_kv_heads * kv_head_bytes(encoder, t_encoder, o.cache) : 0);
-        if (r == region_cross && source) n = uint64_t{main.n_layers} * main.n_kv_heads * kv_head_bytes(main, source, o.cache);
+                * (pieces_at_most(o) * (attention_block + dv + 2) + wave_units(o) * attention_wave * (dv + 2));
+        if (r == region_mask) n = wider(source, t_encoder);
+        if (r == region_logits) n = uint64_t{4} * logit_rows * main.n_outputs;
+        if (r == region_cache) {
+            n = (causal ? main.n_layers : 1) * (main.n_kv_heads * kv_head_bytes(main, causal ? o.capacity : t, o.cache));
+            if (two) n = larger(n, encoder.n_kv_heads * kv_head_bytes(encoder, t_encoder, o.cache));
+        }
+        if (r == region_cross && source) n = main.n_layers * (main.n_kv_heads * kv_head_bytes(main, source, o.cache));
         if (r == region_end) n = 64;
         p.at[i + 1] = p.at[i] + round_up(n, 64);
     }
@@ -814,9 +859,9 @@ struct Kernels {
     void (*to_f16)(const float* x, uint32_t n, unsigned char* out);                     // saturates at 65,504
     void (*normalise)(NormKind kind, const float* x, uint32_t n, const unsigned char* w, const unsigned char* b, float eps,
         float* y);
-    void (*activate)(Activation kind, float* x, uint64_t n);
-    void (*multiply)(float* x, const float* y, uint64_t n);                             // x *= y
-    void (*add)(float* x, const float* y, float scale, uint64_t n);                     // x += scale y
+    void (*activate)(Activation kind, float* x, size_t n);
+    void (*multiply)(float* x, const float* y, size_t n);                               // x *= y
+    void (*add)(float* x, const float* y, float scale, size_t n);                       // x += scale y
     float (*dot)(const float* x, const unsigned char* w, uint32_t n);                   // w: f32 of the checkpoint
     // one block of attention for n queries: scores (n, 128) = q k', weights p and their maximum and sum, values p v
     void (*scores)(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles,
@@ -834,7 +879,7 @@ static Rows linear(Session& s, const Linear& w, Rows x, float* y, uint32_t matri
 static Rows norm(const Session& s, const Norm& w, Rows x, float* out);                  // an absent norm returns x
 static void residual(const Session& s, Rows x, const NormSlots& n, Rows y);             // x = Nout(x + r Npost(y))
 static Rows feed_forward(Session& s, const FeedForward& w, Rows x);                     // Σ p_e down(act(gate x) * up x)
-static void activate(const Session& s, Activation kind, float* x, uint64_t n);          // x = act(x)
+static void activate(const Session& s, Activation kind, float* x, size_t n);            // x = act(x)
 static Rows embed(Session& s, const Input& in, uint32_t first, uint32_t count);         // tokens, rows or features -> (T, D)
 static void prepare_rope(Session& s, uint32_t count);                                   // cos and sin of the batch's positions
 static void rotate(const Session& s, float* x, uint32_t t, bool local);                 // one head's row [5]
@@ -861,11 +906,14 @@ template <class T> static constexpr T most(T a, typename Same<T>::type b) { retu
 // Pieces that `work` (values, multiply-adds, bytes) is worth: a slice may take several, for they need not run at one speed.
 static uint32_t pieces_of(const Session& s, uint64_t work, uint64_t least_each, uint64_t most_pieces)
 {
-    if (s.options.slices <= 1) return 1;
+    if (slices_of(s.options) == 1) return 1;
     return static_cast<uint32_t>(most(least(least(work / least_each, pieces_at_most(s.options)), most_pieces), 1u));
 }
 // Where piece i of n begins, which is where piece i - 1 ends. A single one needs no division, which is long on a small chip.
-static uint64_t share(uint64_t total, uint32_t i, uint32_t n) { return n == 1 ? total * i : total * i / n; }
+static uint32_t share(uint32_t total, uint32_t i, uint32_t n)
+{
+    return !has(Feature::slices) || n == 1 ? total * i : static_cast<uint32_t>(uint64_t{total} * i / n);
+}
 
 // work(first, last) for parts of the rows 0 .. count - 1, each of `width` values.
 template <class Work> static void each_row(const Session& s, uint32_t count, uint64_t width, const Work& work)
@@ -876,8 +924,7 @@ template <class Work> static void each_row(const Session& s, uint32_t count, uin
         static void run(void* data, uint32_t i)
         {
             const Split& p = *static_cast<const Split*>(data);
-            const uint64_t first = share(p.count, i, p.pieces), last = share(p.count, i + 1, p.pieces);
-            (*p.work)(static_cast<uint32_t>(first), static_cast<uint32_t>(last));
+            (*p.work)(share(p.count, i, p.pieces), share(p.count, i + 1, p.pieces));
         }
     };
     Split split = {&work, count, pieces_of(s, count * width, 8192, count)};
@@ -887,7 +934,7 @@ template <class Work> static void each_row(const Session& s, uint32_t count, uin
 
 TRANSFORMER_OUTLINE static bool observe(Session& s, Event::Kind kind, uint32_t layer, Rows rows)
 {
-    if (!s.options.observer || s.cancelled) return !s.cancelled;
+    if (!has(Feature::observers) || !s.options.observer || s.cancelled) return !s.cancelled;
     Event e;
     e.kind = kind;
     e.encoder = s.stack == &s.model->encoder;
@@ -919,7 +966,7 @@ static bool run(Session& s, const Stack& stack, const Input& in, uint32_t first,
         if (!observe(s, Event::layer_output, i, x)) return false;
     }
     s.hidden = norm(s, stack.final_norm, x, x.data);
-    if (stack.final_proj.w) s.hidden = linear(s, stack.final_proj, s.hidden, floats(s, region_h));
+    if (has(Feature::embeddings) && stack.final_proj.w) s.hidden = linear(s, stack.final_proj, s.hidden, floats(s, region_h));
     return observe(s, Event::hidden, 0, s.hidden);
 }
 
@@ -930,8 +977,8 @@ static void head(Session& s, bool all)
     const Config& c = m.main.config;
     Rows h = s.hidden;
     const uint32_t d = h.dim;
-    if (c.pooling == Pooling::first) h.count = 1;
-    else if (c.pooling == Pooling::mean) {
+    if (has(Feature::encoder) && c.pooling == Pooling::first) h.count = 1;
+    else if (has(Feature::encoder) && c.pooling == Pooling::mean) {
         float* y = floats(s, region_y);
         float n = 0;
         memset(y, 0, d * sizeof(float));
@@ -943,16 +990,16 @@ static void head(Session& s, bool all)
         for (uint32_t i = 0; i < d; i++) y[i] /= n;
         h = {y, 1, d};
     } else if (!all || c.pooling == Pooling::last) h = {h.data + uint64_t{h.count - 1} * d, 1, d};
-    if (m.head_dense.w) {
+    if (has(Feature::embeddings) && m.head_dense.w) {
         h = linear(s, m.head_dense, h, floats(s, h.data == floats(s, region_h) ? region_y : region_h));
-        activate(s, c.head_activation, h.data, uint64_t{h.count} * h.dim);
+        activate(s, c.head_activation, h.data, size_t{h.count} * h.dim);
     }
-    h = norm(s, m.head_norm, h, h.data);
+    if (has(Feature::embeddings)) h = norm(s, m.head_norm, h, h.data);
     s.logits = floats(s, region_logits);
     s.logit_rows = h.count;
     linear(s, m.lm_head, h, s.logits);
     const uint64_t n = uint64_t{h.count} * c.n_outputs;
-    if (c.logit_scale < 1.0f || c.logit_scale > 1.0f)
+    if (has(Feature::embeddings) && (c.logit_scale < 1.0f || c.logit_scale > 1.0f))
         for (uint64_t i = 0; i < n; i++) s.logits[i] *= c.logit_scale;
     if (has(Feature::softcap) && c.logit_softcap > 0)
         for (uint64_t i = 0; i < n; i++) s.logits[i] = c.logit_softcap * tanh_f32(s.logits[i] / c.logit_softcap);
@@ -962,7 +1009,7 @@ static Status check_input(const Stack& stack, const Input& in, uint64_t room)
 {
     const Config& c = stack.config;
     if (!in.count || (!in.tokens && !in.rows && !in.features)) return {Code::bad_argument, "no input", "count", in.count};
-    if (in.features && in.count != c.n_frames)
+    if (has(Feature::encoder) && in.features && in.count != c.n_frames)
         return {Code::bad_argument, "the model needs another number of frames", "features", c.n_frames};
     if (!in.features && c.n_features) return {Code::bad_argument, "this encoder takes features", "features", 0};
     if (in.count > room) return {Code::session_full, "the input is longer than what is left of the session", "count", in.count};
@@ -1053,8 +1100,8 @@ static void residual(const Session& s, Rows x, const NormSlots& n, Rows y)
 {
     y = norm(s, n.post, y, y.data);
     each_row(s, x.count, x.dim, [&](uint32_t first, uint32_t last) {
-        const uint64_t from = uint64_t{first} * x.dim;
-        s.room->add(x.data + from, y.data + from, config(s).residual_scale, uint64_t{last - first} * x.dim);
+        const size_t from = size_t{first} * x.dim;
+        s.room->add(x.data + from, y.data + from, config(s).residual_scale, size_t{last - first} * x.dim);
     });
     norm(s, n.out, x, x.data);
 }
@@ -1111,12 +1158,13 @@ static void store_row(const Session& s, const float* x, uint32_t n, unsigned cha
         unsigned char row[64];
         float group[32] = {};
         Group q;
-        switch (s.options.cache) {
+        switch (has(Feature::f32_cache) || has(Feature::quantised_cache) ? s.options.cache : DType::f16) {
         case DType::f16:
             s.room->to_f16(x + i, part, row);
             for (uint32_t e = 0; e < part; e++) memcpy(out + 2 * (uint64_t{i + e} * width + column), row + 2 * e, 2);
             break;
         case DType::q8_0:
+            if (!has(Feature::quantised_cache)) break;
             memcpy(group, x + i, part * sizeof(float));
             s.room->quantise_group(group, &q);
             if (width == 1) store_f32(out, q.scale), out += 4;
@@ -1177,9 +1225,9 @@ static void visible(const Attend& a, uint32_t pos, uint32_t* lo, uint32_t* hi)
     const Config& c = config(*a.s);
     *lo = 0;
     *hi = a.keys.count;
-    if (a.cross) return;
+    if (has(Feature::cross) && a.cross) return;
     if (is_causal(c)) *hi = pos + 1;
-    if (!(a.s->layer.flags & layer_local)) return;
+    if (!has(Feature::windows) || !(a.s->layer.flags & layer_local)) return;
     if (c.window && pos + 1 > c.window) *lo = pos + 1 - c.window;
     if (c.window && !is_causal(c)) *hi = least(*hi, pos + c.window_ahead + 1);
     if (c.chunk) *lo = most(*lo, pos / c.chunk * c.chunk);
@@ -1212,7 +1260,7 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
 {
     const Session& s = *a.s;
     const Config& c = config(s);
-    const uint32_t group = c.n_heads / c.n_kv_heads, width = static_cast<uint32_t>(query_width(c));
+    const uint32_t group = c.n_heads / c.n_kv_heads, width = query_width(c);
     const unsigned char* const k = a.keys.data + kv_head * a.keys.head_bytes
         + uint64_t{first_key} / 16 * key_tile_bytes(c.head_dim, s.options.cache);
     const float* q[attention_rows] = {};
@@ -1222,7 +1270,7 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
 
     const bool biased = has(Feature::relative) && !a.cross && (s.stack->alibi_slopes || a.w->relative_bias
         || s.stack->relative_rows);
-    const uint8_t* const mask = a.cross ? s.source_mask : s.mask;
+    const uint8_t* const mask = !has(Feature::encoder) ? nullptr : a.cross ? s.source_mask : s.mask;
     for (uint32_t i = 0; i < n; i++) {
         float* const row = scores + i * attention_block;
         const uint32_t t = (r + i) / group, h = kv_head * group + (r + i) % group, pos = s.base + t;
@@ -1270,8 +1318,9 @@ static void begin_queries(const Attend& a, const Queries& u)
     for (uint32_t i = 0; i < u.n; i++) {
         const uint32_t group = c.n_heads / c.n_kv_heads, h = u.kv_head * group + (u.r + i) % group;
         memset(u.out[i], 0, c.v_head_dim * sizeof(float));
-        u.state[i][0] = a.w->sinks ? load_f32(a.w->sinks.data + 4 * h) : lowest_f32; // a sink is a key without a value
-        u.state[i][1] = a.w->sinks ? 1.0f : 0.0f;
+        const bool sink = has(Feature::relative) && a.w->sinks;                         // a key without a value
+        u.state[i][0] = sink ? load_f32(a.w->sinks.data + 4 * h) : lowest_f32;
+        u.state[i][1] = sink ? 1.0f : 0.0f;
     }
 }
 // The block of keys from `key` on alone: part = maxima, sums and values (n, dv).
@@ -1312,8 +1361,8 @@ static void attend_piece(void* data, uint32_t piece)
 {
     const Attend& a = *static_cast<const Attend*>(data);
     float* const scores = piece_scratch(a, piece);
-    for (uint64_t i = share(a.units, piece, a.pieces), end = share(a.units, piece + 1, a.pieces); i < end; i++) {
-        const Queries u = queries_of(a, static_cast<uint32_t>(i));
+    for (uint32_t i = share(a.units, piece, a.pieces), end = share(a.units, piece + 1, a.pieces); i < end; i++) {
+        const Queries u = queries_of(a, i);
         begin_queries(a, u);
         for (uint32_t key = u.first; key < u.last; key += attention_block) {
             float* const part = scores + u.n * attention_block;
@@ -1326,20 +1375,20 @@ static void attend_piece(void* data, uint32_t piece)
 
 // work(queries, first key, item) for those of the running wave's items begin .. end - 1, one for queries and block, in
 // ascending order, that have a key to see: few queries over many keys, as in decoding a long text.
-template <class Work> static void each_item(const Attend& a, uint64_t begin, uint64_t end, const Work& work)
+template <class Work> static void each_item(const Attend& a, uint32_t begin, uint32_t end, const Work& work)
 {
-    for (uint64_t i = begin; i < end; i++) {
-        const Queries u = queries_of(a, static_cast<uint32_t>(i % a.units));
-        const uint32_t key = a.wave + static_cast<uint32_t>(i / a.units) * attention_block;
+    for (uint32_t i = begin; i < end; i++) {
+        const Queries u = queries_of(a, i % a.units);
+        const uint32_t key = a.wave + i / a.units * attention_block;
         if (key >= u.first && key < u.last) work(u, key, i);
     }
 }
 static void wave_piece(void* data, uint32_t piece)
 {
     const Attend& a = *static_cast<const Attend*>(data);
-    const uint64_t items = uint64_t{a.units} * a.blocks;
-    const uint64_t begin = share(items, piece, a.pieces), end = share(items, piece + 1, a.pieces);
-    each_item(a, begin, end, [&](const Queries& u, uint32_t key, uint64_t i) {
+    const uint32_t items = a.units * a.blocks;
+    const uint32_t begin = share(items, piece, a.pieces), end = share(items, piece + 1, a.pieces);
+    each_item(a, begin, end, [&](const Queries& u, uint32_t key, uint32_t i) {
         attend_block(a, u, key, piece_scratch(a, piece), wave_part(a, i));
     });
 }
@@ -1356,7 +1405,7 @@ static void attend_waves(Attend& a)
     for (; a.wave < last; a.wave += attention_wave * attention_block) {
         a.blocks = least(attention_wave, (last - a.wave + attention_block - 1) / attention_block);
         parallel(*a.s, a.pieces, wave_piece, &a);
-        each_item(a, 0, uint64_t{a.units} * a.blocks, [&](const Queries& u, uint32_t, uint64_t i) {
+        each_item(a, 0, a.units * a.blocks, [&](const Queries& u, uint32_t, uint32_t i) {
             merge_block(a, u, wave_part(a, i));
         });
     }
@@ -1401,10 +1450,10 @@ static Rows attend(Session& s, const Attention& w, Keys keys, uint32_t count, bo
     Attend a = {&s, &w, keys, count, cross, k, units, 1, 0, 0};
     const uint64_t work = uint64_t{count} * keys.count * c.n_heads * c.head_dim;
     a.pieces = pieces_of(s, work, 4096, UINT32_MAX);
-    if (a.pieces > 1 && units < wave_units(s.options) && keys.count > attention_block) attend_waves(a);
+    if (has(Feature::slices) && a.pieces > 1 && units < wave_units(s.options) && keys.count > attention_block) attend_waves(a);
     else parallel(s, a.pieces, attend_piece, &a);
-    if (s.options.observe_attention && s.options.observer) observe_weights(a);
-    return {floats(s, region_mixed), count, static_cast<uint32_t>(mixed_width(c))};
+    if (has(Feature::observers) && s.options.observe_attention && s.options.observer) observe_weights(a);
+    return {floats(s, region_mixed), count, mixed_width(c)};
 }
 
 // A norm over each head's row, or over all heads at once, as the weight's shape says [8].
@@ -1423,9 +1472,9 @@ static void norm_heads(const Session& s, const Norm& w, float* x, uint32_t rows,
 }
 
 static float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }          // NaN stays
-static void clip(float* x, uint64_t n, float limit)
+static void clip(float* x, size_t n, float limit)
 {
-    for (uint64_t i = 0; limit > 0 && i < n; i++) x[i] = clamp(x[i], -limit, limit);
+    for (size_t i = 0; has(Feature::windows) && limit > 0 && i < n; i++) x[i] = clamp(x[i], -limit, limit);
 }
 
 // Norm, position and scale of the query and key rows, in the model's order.
@@ -1436,13 +1485,14 @@ static void finish_heads(const Session& s, const Attention& w, float* q, uint32_
     q += uint64_t{begin} * n_q * d;
     k += uint64_t{begin} * n_k * d;
     const uint8_t flags = s.layer.flags;
-    const bool after = (c.flags & flag_qk_norm_after_rope) != 0, turn = c.rope_dim && !(flags & layer_no_rope);
+    const bool after = has(Feature::qk_norm) && c.flags & flag_qk_norm_after_rope;
+    const bool turn = c.rope_dim && !(flags & layer_no_rope);
     for (int pass = 0; pass < 2; pass++) {
         if (after == (pass == 1)) {
             norm_heads(s, w.q_norm, q, count, n_q, d, n_q * d);
             norm_heads(s, w.k_norm, k, count, n_k, d, n_k * d);
         }
-        if (pass == 0) clip(q, uint64_t{count} * n_q * d, c.qkv_clip), clip(k, uint64_t{count} * n_k * d, c.qkv_clip);
+        if (pass == 0) clip(q, size_t{count} * n_q * d, c.qkv_clip), clip(k, size_t{count} * n_k * d, c.qkv_clip);
         if (pass == 1 || !turn) continue;
         for (uint32_t t = 0; t < count; t++) {
             for (uint32_t h = 0; h < n_q; h++) rotate(s, q + (uint64_t{t} * n_q + h) * d, begin + t, flags & layer_rope_local);
@@ -1451,10 +1501,10 @@ static void finish_heads(const Session& s, const Attention& w, float* q, uint32_
     }
     for (uint32_t t = 0; t < count; t++) {
         float scale = score_scale(c);
-        if (flags & layer_query_temperature && c.temperature_floor >= 1)
+        if (has(Feature::windows) && flags & layer_query_temperature && c.temperature_floor >= 1)
             scale *= 1.0f + c.temperature_scale * log_f32(1.0f + static_cast<float>(
                 static_cast<uint32_t>(static_cast<float>(s.base + begin + t + 1) / c.temperature_floor)));
-        for (uint64_t i = 0; i < uint64_t{n_q} * d; i++) q[uint64_t{t} * n_q * d + i] *= scale;
+        for (size_t i = 0; i < size_t{n_q} * d; i++) q[size_t{t} * n_q * d + i] *= scale;
     }
 }
 
@@ -1520,7 +1570,7 @@ static Rows attention(Session& s, const Attention& w, Rows x)
     else {
         const Product qkv[] = {{&w.wq, 0, q}, {&w.wk, 0, k}, {&w.wv, 0, v}};
         products(s, x, qkv, 3);
-        clip(v, uint64_t{x.count} * c.n_kv_heads * c.v_head_dim, c.qkv_clip);
+        clip(v, size_t{x.count} * c.n_kv_heads * c.v_head_dim, c.qkv_clip);
     }
     const Keys keys = keys_of(s, s.layer.index, false, s.base + x.count);
     clear_tiles(s, keys, s.base, x.count);
@@ -1560,7 +1610,7 @@ TRANSFORMER_API Status set_memory(Session& s, const float* rows, uint32_t count,
         memcpy(s.memory + s.plan.at[region_mask], mask, count);
         s.source_mask = s.memory + s.plan.at[region_mask];
     }
-    const uint32_t step = static_cast<uint32_t>(batch_rows(c, s.options, false));
+    const uint32_t step = batch_rows(c, s.options, false);
     uint32_t entry = s.model->main.first_entry;
     for (uint32_t i = 0; i < c.n_layers; i++) {
         entry = bind_layer(*s.model, entry, i, s.model->main, &s.layer);
@@ -1585,20 +1635,21 @@ TRANSFORMER_API Status set_memory(Session& s, const float* rows, uint32_t count,
 static Rows mlp(Session& s, const Mlp& w, uint32_t expert, Rows x, float* y)
 {
     const Config& c = config(s);
-    const uint64_t n = uint64_t{x.count} * w.up.w.rows;
+    const size_t n = size_t{x.count} * w.up.w.rows;
     Rows u = {floats(s, region_up), x.count, w.up.w.rows};
     float* const g = floats(s, region_gate);
     const Product both[] = {{&w.up, expert, u.data}, {&w.gate, expert, g}};
-    products(s, x, both, w.gate.w ? 2 : 1);
-    if (!w.gate.w) activate(s, c.activation, u.data, n);
-    else if (c.activation == Activation::clamped_swiglu)       // GPT-OSS: (up + 1) * g sigmoid(alpha g), both clamped
-        for (uint64_t i = 0; i < n; i++) {
+    products(s, x, both, !has(Feature::activations) || w.gate.w ? 2 : 1);
+    if (has(Feature::activations) && !w.gate.w) activate(s, c.activation, u.data, n);
+    // GPT-OSS: (up + 1) * g sigmoid(alpha g), both clamped
+    else if (has(Feature::activations) && c.activation == Activation::clamped_swiglu)
+        for (size_t i = 0; i < n; i++) {
             const float a = clamp(g[i], lowest_f32, c.mlp_clamp), b = clamp(u.data[i], -c.mlp_clamp, c.mlp_clamp);
             u.data[i] = (b + 1.0f) * (a / (1.0f + exp_f32(-c.mlp_alpha * a)));
         }
     else each_row(s, u.count, u.dim, [&](uint32_t first, uint32_t last) {
-        const uint64_t from = uint64_t{first} * u.dim, part = uint64_t{last - first} * u.dim;
-        if (c.activation != Activation::identity) s.room->activate(c.activation, g + from, part);
+        const size_t from = size_t{first} * u.dim, part = size_t{last - first} * u.dim;
+        if (!has(Feature::activations) || c.activation != Activation::identity) s.room->activate(c.activation, g + from, part);
         s.room->multiply(u.data + from, g + from, part);
     });
     return linear(s, w.down, u, y, expert);
@@ -1726,7 +1777,7 @@ TRANSFORMER_OUTLINE static Rows embed_features(Session& s, const Input& in)
                 }
             }
         x = linear(s, w, {wide, count, 3 * channels}, floats(s, layer ? region_x : region_h));
-        activate(s, Activation::gelu, x.data, uint64_t{x.count} * x.dim);
+        activate(s, Activation::gelu, x.data, size_t{x.count} * x.dim);
     }
     return x;
 }
@@ -1745,16 +1796,16 @@ TRANSFORMER_OUTLINE static Rows embed(Session& s, const Input& in, uint32_t firs
     const uint32_t e = in.rows || in.features ? c.dim : c.embedding_dim;
     float* const scratch = floats(s, region_y);
     Rows x = {floats(s, region_x), count, e};
-    if (in.features) x = embed_features(s, in);
+    if (has(Feature::encoder) && in.features) x = embed_features(s, in);
     for (uint32_t t = 0; t < x.count; t++) {
         float* const row = x.data + uint64_t{t} * e;
         if (in.rows) memcpy(row, in.rows + uint64_t{first + t} * e, e * sizeof(float));
         else if (!in.features) {
             dequantize_row(k.token_embedding, 0, static_cast<uint32_t>(in.tokens[first + t]), row);
-            for (uint32_t i = 0; (c.embedding_scale < 1.0f || c.embedding_scale > 1.0f) && i < e; i++)
-                row[i] *= c.embedding_scale;
+            const bool scaled = has(Feature::embeddings) && (c.embedding_scale < 1.0f || c.embedding_scale > 1.0f);
+            for (uint32_t i = 0; scaled && i < e; i++) row[i] *= c.embedding_scale;
         }
-        if (in.rows) continue;
+        if (!has(Feature::embeddings) || in.rows) continue;
         if (k.position_embedding && k.position_embedding.cols == e) add_row(row, k.position_embedding, s.base + t, scratch);
         if (k.type_embedding)
             add_row(row, k.type_embedding, in.types ? static_cast<uint32_t>(in.types[first + t]) : 0, scratch);
@@ -1766,7 +1817,7 @@ TRANSFORMER_OUTLINE static Rows embed(Session& s, const Input& in, uint32_t firs
             row[i + 1] += cosine;
         }
     }
-    if (in.rows) return x;
+    if (!has(Feature::embeddings) || in.rows) return x;
     const bool norm_first = k.embedding_norm.w.cols == e;      // ALBERT; DeBERTa norms what is projected
     if (norm_first) norm(s, k.embedding_norm, x, x.data);
     if (k.embedding_proj.w) {
@@ -1783,12 +1834,13 @@ static void prepare_rope(Session& s, uint32_t count)
 {
     const Config& c = config(s);
     const Tensor& table = s.stack->rope_freqs;
-    const uint32_t half = c.rope_dim / 2, sets = !c.rope_long_from && table.rows > 1 ? 2 : 1;
-    const double log_theta = table ? 0 : log_f64(static_cast<double>(c.rope_theta));
+    const uint32_t half = c.rope_dim / 2, sets = has(Feature::windows) && !c.rope_long_from && table.rows > 1 ? 2 : 1;
+    const bool given = !has(Feature::frequencies) || table;
+    const double log_theta = given ? 0 : log_f64(static_cast<double>(c.rope_theta));
     for (uint32_t set = 0; set < sets; set++)
         for (uint32_t i = 0; i < half; i++) {
             const uint64_t row = c.rope_long_from ? (s.rope_long && table.rows > 1 ? 1 : 0) : set;
-            const float f = table ? load_f32(table.data + 4 * (row * half + i))
+            const float f = given ? load_f32(table.data + 4 * (row * half + i))
                                   : static_cast<float>(exp_f64(-2.0 * i / c.rope_dim * log_theta));
             for (uint32_t t = 0; t < count; t++) {
                 float* const out = floats(s, region_rope) + (uint64_t{set} * count + t) * c.rope_dim;
@@ -1825,12 +1877,12 @@ static Rows norm(const Session& s, const Norm& w, Rows x, float* out)
     return {out, x.count, x.dim};
 }
 
-static void activate(const Session& s, Activation kind, float* x, uint64_t n)
+static void activate(const Session& s, Activation kind, float* x, size_t n)
 {
     if (kind == Activation::identity) return;
     const uint32_t lines = static_cast<uint32_t>((n + 1023) / 1024);
     each_row(s, lines, 1024, [&](uint32_t first, uint32_t last) {
-        s.room->activate(kind, x + uint64_t{first} * 1024, least(n, uint64_t{last} * 1024) - uint64_t{first} * 1024);
+        s.room->activate(kind, x + size_t{first} * 1024, least(n, size_t{last} * 1024) - size_t{first} * 1024);
     });
 }
 
@@ -1951,7 +2003,7 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
 {
     const uint32_t unit = unit_bytes(w.dtype);
     const unsigned char* p = w.data + matrix * matrix_bytes(w.dtype, w.rows, w.cols);
-    if (!is_quantised(w.dtype)) {
+    if (has(Feature::dense_weights) && !is_quantised(w.dtype)) {
         p += uint64_t{row} * w.cols * unit;
         for (uint32_t c = 0; c < w.cols; c++) {
             const uint16_t half = static_cast<uint16_t>(load_u16(p + uint64_t{c} * unit));
@@ -1966,7 +2018,7 @@ TRANSFORMER_API void dequantize_row(const Tensor& w, uint32_t matrix, uint32_t r
         const unsigned char* const u = p + uint64_t{c} / 32 * unit;
         const uint32_t k = c % 32;
         const float s = f16_to_f32(static_cast<uint16_t>(load_u16(u + quants + 2 * r)));
-        if (w.dtype == DType::q8_0) {
+        if (!has(Feature::nibble_weights) || w.dtype == DType::q8_0) {
             out[c] = s * static_cast<float>(static_cast<int8_t>(u[k / 4 * 64 + 4 * r + k % 4]));
             continue;
         }
@@ -2103,7 +2155,7 @@ struct ProductTask {
     Rows x;
     const Product* list;
     uint32_t n, pieces, token_pieces;                          // a piece: some of the tiles with some of the tokens
-    uint64_t tiles;
+    uint32_t tiles;                                            // a matrix has at most 2^20
     Group* q;
     Residual* rest;
 };
@@ -2112,24 +2164,23 @@ static void product_piece(void* data, uint32_t piece)
 {
     const ProductTask& task = *static_cast<const ProductTask*>(data);
     const uint32_t row_pieces = task.pieces / task.token_pieces, of_tokens = piece / row_pieces, of_rows = piece % row_pieces;
-    const uint64_t begin = share(task.tiles, of_rows, row_pieces), end = share(task.tiles, of_rows + 1, row_pieces);
-    const uint64_t panels = panels_of(task.x.count), groups = (uint64_t{task.x.dim} + 31) / 32;
-    const uint64_t token = share(panels, of_tokens, task.token_pieces) * panel_rows;
-    const uint64_t token_end = share(panels, of_tokens + 1, task.token_pieces) * panel_rows;
+    const uint32_t begin = share(task.tiles, of_rows, row_pieces), end = share(task.tiles, of_rows + 1, row_pieces);
+    const uint32_t panels = panels_of(task.x.count), groups = (task.x.dim + 31) / 32;
+    const uint32_t token = share(panels, of_tokens, task.token_pieces) * panel_rows;
+    const uint32_t token_end = least(share(panels, of_tokens + 1, task.token_pieces) * panel_rows, task.x.count);
     ProductJob::Part parts[most_products];
-    ProductJob job = {parts, 0, task.x.dim, task.x.data + token * task.x.dim, task.q + token * groups,
-        task.rest + token * (most_residuals(groups) + 1), static_cast<uint32_t>(least(token_end, task.x.count) - token)};
-    uint64_t base = 0;
+    ProductJob job = {parts, 0, task.x.dim, task.x.data + uint64_t{token} * task.x.dim, task.q + uint64_t{token} * groups,
+        task.rest + uint64_t{token} * (most_residuals(groups) + 1), token_end - token};
+    uint32_t base = 0;
     for (uint32_t i = 0; i < task.n; i++) {                    // matrices of one type are one job
         const Product& p = task.list[i];
         const Tensor& w = p.w->w;
-        const uint64_t tiles = (uint64_t{w.rows} + 15) / 16;
-        const uint64_t first = most(begin, base), last = least(end, base + tiles), unit = is_quantised(w.dtype) ? 1 : 16;
+        const uint32_t tiles = (w.rows + 15) / 16, first = most(begin, base), last = least(end, base + tiles);
+        const uint32_t unit = is_quantised(w.dtype) ? 1 : 16;
         if (first < last)
             parts[job.n_parts++] = {w.data + p.matrix * matrix_bytes(w.dtype, w.rows, w.cols),
-                p.w->b ? p.w->b.data + uint64_t{p.matrix} * w.rows * 4 : nullptr, w.rows,
-                static_cast<uint32_t>((first - base) * unit),
-                static_cast<uint32_t>(unit > 1 ? least((last - base) * unit, w.rows) : last - base), p.y + token * w.rows};
+                p.w->b ? p.w->b.data + uint64_t{p.matrix} * w.rows * 4 : nullptr, w.rows, (first - base) * unit,
+                unit > 1 ? least((last - base) * unit, w.rows) : last - base, p.y + uint64_t{token} * w.rows};
         base += tiles;
         if (job.n_parts && (i + 1 == task.n || task.list[i + 1].w->w.dtype != w.dtype)) {
             task.s->room->product[static_cast<uint32_t>(w.dtype)](job);
@@ -2161,7 +2212,7 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < n; i++) {
         const Tensor& w = list[i].w->w;
-        task.tiles += (uint64_t{w.rows} + 15) / 16;
+        task.tiles += (w.rows + 15) / 16;
         bytes += matrix_bytes(w.dtype, w.rows, w.cols);
         quantised = quantised || is_quantised(w.dtype);
     }
@@ -2765,6 +2816,7 @@ static inline V::f32 erf_of(V::f32 x)
 
 static inline V::f32 activation_of(Activation kind, V::f32 x)
 {
+    if (!has(Feature::activations)) return sigmoid_times(x, x);
     const V::f32 positive = V::less(x, V::zero(), V::zero(), x);
     switch (kind) {
     case Activation::relu: return positive;
@@ -2782,32 +2834,32 @@ static inline V::f32 activation_of(Activation kind, V::f32 x)
 }
 
 // 16 floats from x + i on; past n the rest is `fill`, through the caller's buffer.
-static inline const float* chunk(const float* x, uint64_t i, uint64_t n, float fill, float* buffer)
+static inline const float* chunk(const float* x, size_t i, size_t n, float fill, float* buffer)
 {
     if (i + 16 <= n) return x + i;
-    for (uint64_t k = 0; k < 16; k++) buffer[k] = i + k < n ? x[i + k] : fill;
+    for (size_t k = 0; k < 16; k++) buffer[k] = i + k < n ? x[i + k] : fill;
     return buffer;
 }
-static inline const unsigned char* chunk(const unsigned char* x, uint64_t i, uint64_t n, uint32_t bytes, unsigned char* buffer)
+static inline const unsigned char* chunk(const unsigned char* x, size_t i, size_t n, uint32_t bytes, unsigned char* buffer)
 {
     if (i + 16 <= n) return x + i * bytes;
     memset(buffer, 0, 64);
-    memcpy(buffer, x + i * bytes, static_cast<size_t>((n - i) * bytes));
+    memcpy(buffer, x + i * bytes, (n - i) * bytes);
     return buffer;
 }
-static inline void put(float* y, uint64_t i, uint64_t n, const V::f32* x)
+static inline void put(float* y, size_t i, size_t n, const V::f32* x)
 {
     float buffer[16];
     float* const to = i + 16 <= n ? y + i : buffer;
     for (uint32_t r = 0; r < vectors; r++) V::store(to + r * lanes, x[r]);
-    for (uint64_t k = 0; to == buffer && i + k < n; k++) y[i + k] = buffer[k];
+    for (size_t k = 0; to == buffer && i + k < n; k++) y[i + k] = buffer[k];
 }
 
-static void activate(Activation kind, float* x, uint64_t n)
+static void activate(Activation kind, float* x, size_t n)
 {
     float buffer[16];
     V::f32 y[vectors];
-    for (uint64_t i = 0; i < n; i += 16) {
+    for (size_t i = 0; i < n; i += 16) {
         const float* const from = chunk(x, i, n, 0, buffer);
         for (uint32_t r = 0; r < vectors; r++) y[r] = activation_of(kind, V::load(from + r * lanes));
         put(x, i, n, y);
@@ -2822,15 +2874,15 @@ static void merge(float* x, float a, const float* y, float b, uint32_t n)
         V::store(x + i, V::add(V::mul(V::load(x + i), V::set(a)), V::mul(V::load(y + i), V::set(b))));
     for (; i < n; i++) x[i] = x[i] * a + y[i] * b;
 }
-static void add(float* x, const float* y, float scale, uint64_t n)
+static void add(float* x, const float* y, float scale, size_t n)
 {
-    uint64_t i = 0;
+    size_t i = 0;
     for (; i + lanes <= n; i += lanes) V::store(x + i, V::add(V::load(x + i), V::mul(V::set(scale), V::load(y + i))));
     for (; i < n; i++) x[i] = x[i] + scale * y[i];
 }
-static void multiply(float* x, const float* y, uint64_t n)
+static void multiply(float* x, const float* y, size_t n)
 {
-    uint64_t i = 0;
+    size_t i = 0;
     for (; i + lanes <= n; i += lanes) V::store(x + i, V::mul(V::load(x + i), V::load(y + i)));
     for (; i < n; i++) x[i] = x[i] * y[i];
 }
@@ -2839,6 +2891,7 @@ static void normalise(NormKind kind, const float* x, uint32_t n, const unsigned 
     float* y)
 {
     const bool centred = has(Feature::layer_norm) && kind == NormKind::layer;
+    if (!has(Feature::layer_norm)) b = nullptr;
     float buffer[16], mean = 0;
     V::f32 acc[vectors];
     for (int pass = centred ? 0 : 1; pass < 2; pass++) {       // 0: the mean, 1: the mean square around it
@@ -3018,7 +3071,8 @@ static void plain_rows(const ProductJob& j, uint32_t index, uint32_t apart, uint
     TRANSFORMER_UNROLL for (uint32_t i = 0; i < NR; i++)
         TRANSFORMER_UNROLL for (uint32_t k = 0; k < NT; k++) {
             const ProductJob::Part& p = *at[i].part;
-            p.y[uint64_t{t + k} * p.rows + at[i].unit] = p.b ? out[i][k] + load_f32(p.b + uint64_t{at[i].unit} * 4) : out[i][k];
+            float* const y = p.y + uint64_t{t + k} * p.rows + at[i].unit;
+            *y = has(Feature::biases) && p.b ? out[i][k] + load_f32(p.b + uint64_t{at[i].unit} * 4) : out[i][k];
         }
 }
 // Blocks of 32 rows, which stay in the cache, with NT tokens at a time; a token that is left takes rows far apart, for each is
@@ -3111,8 +3165,9 @@ template <DType type, uint32_t NT> static void tile(const ProductJob& j, uint32_
     const uint32_t row = at.unit * 16, rows = least(16u, p.rows - row);
     for (uint32_t k = 0; k < NT; k++) {
         float* const y = p.y + uint64_t{t + k} * p.rows + row;
-        if (!p.b && rows == 16) memcpy(y, out[k], 16 * sizeof(float));
-        else for (uint32_t r = 0; r < rows; r++) y[r] = p.b ? out[k][r] + load_f32(p.b + uint64_t{row + r} * 4) : out[k][r];
+        const bool biased = has(Feature::biases) && p.b;
+        if (!biased && rows == 16) memcpy(y, out[k], 16 * sizeof(float));
+        else for (uint32_t r = 0; r < rows; r++) y[r] = biased ? out[k][r] + load_f32(p.b + uint64_t{row + r} * 4) : out[k][r];
     }
 }
 
@@ -3237,12 +3292,13 @@ static void scores_type(const float* const* q, uint32_t n, uint32_t d, const uns
     if constexpr (NQ > 1)
         if (i < n) scores_type<type, NQ - 1>(q + i, n - i, d, k, n_tiles, s + i * attention_block);
 }
+constexpr bool f16_alone = !has(Feature::f32_cache) && !has(Feature::quantised_cache);
 static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles,
     float* s)
 {
-    if (type == DType::f16) scores_type<DType::f16>(q, n, d, k, n_tiles, s);
+    if (f16_alone || type == DType::f16) scores_type<DType::f16>(q, n, d, k, n_tiles, s);
     else if (has(Feature::quantised_cache) && type == DType::q8_0) scores_type<DType::q8_0>(q, n, d, k, n_tiles, s);
-    else scores_type<DType::f32>(q, n, d, k, n_tiles, s);
+    else if (has(Feature::f32_cache)) scores_type<DType::f32>(q, n, d, k, n_tiles, s);
 }
 template <DType type, uint32_t NQ = V::queries>
 static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, uint32_t dv, float* out)
@@ -3255,9 +3311,9 @@ static void mix_type(const float* p, uint32_t n, uint32_t n_keys, const unsigned
 }
 static void mix(const float* p, uint32_t n, uint32_t n_keys, const unsigned char* v, DType type, uint32_t dv, float* out)
 {
-    if (type == DType::f16) mix_type<DType::f16>(p, n, n_keys, v, dv, out);
+    if (f16_alone || type == DType::f16) mix_type<DType::f16>(p, n, n_keys, v, dv, out);
     else if (has(Feature::quantised_cache) && type == DType::q8_0) mix_type<DType::q8_0>(p, n, n_keys, v, dv, out);
-    else mix_type<DType::f32>(p, n, n_keys, v, dv, out);
+    else if (has(Feature::f32_cache)) mix_type<DType::f32>(p, n, n_keys, v, dv, out);
 }
 
 static void softmax(float* s, uint32_t n_tiles, float* m, float* l)
@@ -3295,9 +3351,10 @@ static constexpr Kernels kernels = {
         has(Feature::dense_weights) ? product_plain<DType::f16> : nullptr,
      has(Feature::dense_weights) ? product_plain<DType::bf16> : nullptr,
          has(Feature::quantised_weights) ? product_tiles<DType::q8_0> : nullptr,
-     has(Feature::quantised_weights) ? product_tiles<DType::q4_0> : nullptr,
-         has(Feature::quantised_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
-    quantise, quantise_group, to_f16, normalise, activate, multiply, add, dot, scores, softmax, mix, merge};
+     has(Feature::nibble_weights) ? product_tiles<DType::q4_0> : nullptr,
+         has(Feature::nibble_weights) ? product_tiles<DType::q4_1> : nullptr, nullptr},
+    quantise, quantise_group, to_f16, normalise, activate, multiply, add, has(Feature::relative) ? dot : nullptr, scores,
+    softmax, mix, merge};
 
 }  // namespace TRANSFORMER_ROOM_SPACE
 }  // namespace TRANSFORMER_NAMESPACE
@@ -3445,7 +3502,7 @@ static const char magic[9] = "TRNSFRMR";
 
 TRANSFORMER_API const char* role_name(uint32_t role)
 {
-#define TRANSFORMER_ROLE(name) #name,
+#define TRANSFORMER_ROLE(role, owner, member, kind) #role,
     static const char* const names[] = {TRANSFORMER_ROLES(TRANSFORMER_ROLE)};
 #undef TRANSFORMER_ROLE
     role &= role_bias - 1u;
@@ -3471,81 +3528,23 @@ static Entry entry_at(const Model& m, uint32_t i)
     return e;
 }
 
-// Where a role lives: its weight, and its bias if it has one.
-struct Slot { Tensor* w; Tensor* b; };
-static Slot slot(Linear& l) { return {&l.w, &l.b}; }
-static Slot slot(Norm& n) { return {&n.w, &n.b}; }
+// Where a role lives in its struct, whose weight stands before its bias.
+enum class Kind : uint8_t { linear, table, norm, vector };
+struct Place { uint16_t offset; Kind kind; };
+static constexpr Place places[] = {
+#define TRANSFORMER_ROLE(role, owner, member, kind) {offsetof(owner, member), Kind::kind},
+    TRANSFORMER_ROLES(TRANSFORMER_ROLE)
+#undef TRANSFORMER_ROLE
+};
+static Kind kind_of(Role r) { return places[static_cast<uint32_t>(r)].kind; }
+static bool is_matrix(Role r) { return kind_of(r) == Kind::linear || kind_of(r) == Kind::table; }
+static bool takes_bias(Role r) { return kind_of(r) == Kind::linear || kind_of(r) == Kind::norm; }
+static bool is_head(Role r) { return r == Role::head_dense || r == Role::head_norm || r == Role::lm_head; }
 
-static Slot slot_of(Role role, Model& m, Stack& k)
+static void bind(void* owner, const Model& m, const Entry& e)  // of a Stack, a Layer or, the head, a Model
 {
-    switch (role) {
-    case Role::token_embedding: return {&k.token_embedding, nullptr};
-    case Role::type_embedding: return {&k.type_embedding, nullptr};
-    case Role::position_embedding: return {&k.position_embedding, nullptr};
-    case Role::embedding_norm: return slot(k.embedding_norm);
-    case Role::embedding_proj: return slot(k.embedding_proj);
-    case Role::conv1: return slot(k.conv1);
-    case Role::conv2: return slot(k.conv2);
-    case Role::rope_freqs: return {&k.rope_freqs, nullptr};
-    case Role::layer_flags: return {&k.layer_flags, nullptr};
-    case Role::alibi_slopes: return {&k.alibi_slopes, nullptr};
-    case Role::relative_rows: return {&k.relative_rows, nullptr};
-    case Role::final_norm: return slot(k.final_norm);
-    case Role::final_proj: return slot(k.final_proj);
-    case Role::head_dense: return slot(m.head_dense);
-    case Role::head_norm: return slot(m.head_norm);
-    case Role::lm_head: return slot(m.lm_head);
-    default: return {nullptr, nullptr};
-    }
-}
-static Slot slot_of(Role role, Layer& l)
-{
-    switch (role) {
-    case Role::attn_norm_pre: return slot(l.attn_norm.pre);
-    case Role::attn_norm_post: return slot(l.attn_norm.post);
-    case Role::attn_norm_out: return slot(l.attn_norm.out);
-    case Role::cross_norm_pre: return slot(l.cross_norm.pre);
-    case Role::cross_norm_post: return slot(l.cross_norm.post);
-    case Role::cross_norm_out: return slot(l.cross_norm.out);
-    case Role::ffn_norm_pre: return slot(l.ffn_norm.pre);
-    case Role::ffn_norm_post: return slot(l.ffn_norm.post);
-    case Role::ffn_norm_out: return slot(l.ffn_norm.out);
-    case Role::wq: return slot(l.self.wq);
-    case Role::wk: return slot(l.self.wk);
-    case Role::wv: return slot(l.self.wv);
-    case Role::wo: return slot(l.self.wo);
-    case Role::q_norm: return slot(l.self.q_norm);
-    case Role::k_norm: return slot(l.self.k_norm);
-    case Role::sinks: return {&l.self.sinks, nullptr};
-    case Role::relative_bias: return {&l.self.relative_bias, nullptr};
-    case Role::rel_key: return {&l.self.rel_key, nullptr};
-    case Role::rel_query: return {&l.self.rel_query, nullptr};
-    case Role::wq_a: return slot(l.self.wq_a);
-    case Role::q_a_norm: return slot(l.self.q_a_norm);
-    case Role::wkv_a: return slot(l.self.wkv_a);
-    case Role::kv_a_norm: return slot(l.self.kv_a_norm);
-    case Role::wk_b: return {&l.self.wk_b, nullptr};
-    case Role::wv_b: return {&l.self.wv_b, nullptr};
-    case Role::cross_wq: return slot(l.cross.wq);
-    case Role::cross_wk: return slot(l.cross.wk);
-    case Role::cross_wv: return slot(l.cross.wv);
-    case Role::cross_wo: return slot(l.cross.wo);
-    case Role::gate: return slot(l.ffn.experts.gate);
-    case Role::up: return slot(l.ffn.experts.up);
-    case Role::down: return slot(l.ffn.experts.down);
-    case Role::router: return slot(l.ffn.router);
-    case Role::router_bias: return {&l.ffn.router_bias, nullptr};
-    case Role::shared_gate: return slot(l.ffn.shared.gate);
-    case Role::shared_up: return slot(l.ffn.shared.up);
-    case Role::shared_down: return slot(l.ffn.shared.down);
-    case Role::shared_router: return slot(l.ffn.shared_router);
-    default: return {nullptr, nullptr};
-    }
-}
-
-static void bind(Slot s, const Model& m, const Entry& e)
-{
-    Tensor* const t = e.bias ? s.b : s.w;
+    unsigned char* const at = static_cast<unsigned char*>(owner) + places[e.role].offset + e.bias * sizeof(Tensor);
+    Tensor* const t = static_cast<Tensor*>(static_cast<void*>(at));
     t->data = m.bytes + e.offset;
     t->rows = e.rows;
     t->cols = e.cols;
@@ -3563,7 +3562,7 @@ static uint32_t bind_layer(const Model& m, uint32_t entry, uint32_t index, const
     for (; entry < m.n_tensors; entry++) {
         const Entry e = entry_at(m, entry);
         if (e.stack != of || e.layer != index + 1) break;
-        bind(slot_of(static_cast<Role>(e.role), *layer), m, e);
+        bind(layer, m, e);
     }
     return entry;
 }
@@ -3575,6 +3574,47 @@ static void load_config(const unsigned char* p, Config& c)     // Config is 64 w
     for (uint32_t i = 0; i < config_bytes / 4; i++) {
         const uint32_t word = load_u32(p + 4 * i);
         memcpy(static_cast<unsigned char*>(static_cast<void*>(&c)) + 4 * i, &word, 4);
+    }
+}
+
+// The features that a configuration, and an entry of the tensor table, needs.
+static uint32_t needs(const Config& c)
+{
+    const struct { bool needed; uint32_t features; } list[] = {
+        {c.norm == NormKind::layer || c.flags & flag_qk_norm_layer, mask_of(Feature::layer_norm)},
+        {c.n_experts || c.shared_hidden_dim, mask_of(Feature::experts)},
+        {c.kv_lora_rank != 0, mask_of(Feature::mla)},
+        {c.attn_softcap > 0 || c.logit_softcap > 0, mask_of(Feature::softcap)},
+        {(c.flags & flag_cross) != 0, mask_of(Feature::cross)},
+        {!(c.flags & flag_causal), mask_of(Feature::encoder)},
+        {c.activation != Activation::silu, mask_of(Feature::activations)},
+        {c.embedding_dim != c.dim || c.flags & flag_sinusoidal || c.embedding_scale < 1.0f || c.embedding_scale > 1.0f ||
+            c.logit_scale < 1.0f || c.logit_scale > 1.0f, mask_of(Feature::embeddings)},
+        {c.window || c.chunk || c.qkv_clip > 0 || c.temperature_floor > 0, mask_of(Feature::windows)},
+    };
+    uint32_t mask = 0;
+    for (const auto& one : list) mask |= one.needed ? one.features : 0;
+    return mask;
+}
+static uint32_t needs(const Entry& e)
+{
+    const Role role = static_cast<Role>(e.role);
+    const DType type = static_cast<DType>(e.dtype);
+    if (e.bias) return is_matrix(role) ? mask_of(Feature::biases) : mask_of(Feature::layer_norm);
+    if (is_matrix(role)) {
+        const uint32_t format = mask_of(!is_quantised(type) ? Feature::dense_weights : type == DType::q8_0
+            ? Feature::quantised_weights : Feature::nibble_weights);
+        if (role == Role::conv1 || role == Role::conv2) return format | mask_of(Feature::encoder, Feature::activations);
+        if (role == Role::head_dense) return format | mask_of(Feature::embeddings, Feature::activations);
+        return format | (role > Role::token_embedding && role < Role::lm_head ? mask_of(Feature::embeddings) : 0);
+    }
+    switch (role) {
+    case Role::embedding_norm: case Role::head_norm: return mask_of(Feature::embeddings);
+    case Role::rope_freqs: return e.rows > 1 ? mask_of(Feature::windows) : 0;
+    case Role::layer_flags: return mask_of(Feature::windows);
+    case Role::q_norm: case Role::k_norm: case Role::q_a_norm: case Role::kv_a_norm: return mask_of(Feature::qk_norm);
+    case Role::router_bias: return mask_of(Feature::experts);
+    default: return kind_of(role) == Kind::vector ? mask_of(Feature::relative) : 0;
     }
 }
 
@@ -3654,13 +3694,6 @@ TRANSFORMER_OUTLINE static Status check_config(const Config& c)
             return bad("a number of the configuration is out of range", n.name);
     }
     if (!(c.rope_theta > 0)) return bad("must be positive", "rope_theta");
-    const bool left_out = (!has(Feature::layer_norm) && (c.norm == NormKind::layer || c.flags & flag_qk_norm_layer)) ||
-        (!has(Feature::experts) && (c.n_experts || c.shared_hidden_dim)) || (!has(Feature::mla) && c.kv_lora_rank) ||
-        (!has(Feature::cross) && c.flags & flag_cross) || (!has(Feature::softcap)
-            && (c.attn_softcap > 0 || c.logit_softcap > 0));
-    if (left_out)
-        return {Code::not_supported, "this build leaves out a feature that the model needs", "TRANSFORMER_FEATURES",
-        TRANSFORMER_FEATURES};
     if (c.temperature_floor > 0 && c.temperature_floor < 1) return bad("must be 0 or at least 1", "temperature_floor");
     for (uint32_t r : c.reserved)
         if (r) return bad("a reserved word is set: the file is newer than this program", "reserved", r);
@@ -3724,28 +3757,6 @@ static Shape shape_of(const Entry& e, const Config& c)
     }
 }
 
-static bool is_matrix(Role r)                                  // may have any type but u8; the rest is read as f32
-{
-    switch (r) {
-    case Role::token_embedding: case Role::type_embedding: case Role::position_embedding: case Role::embedding_proj: case Role::conv1:
-    case Role::conv2: case Role::final_proj: case Role::head_dense: case Role::lm_head: case Role::wq: case Role::wk: case Role::wv: case Role::wo: case Role::wq_a:
-    case Role::wkv_a: case Role::wk_b: case Role::wv_b: case Role::cross_wq: case Role::cross_wk: case Role::cross_wv: case Role::cross_wo:
-    case Role::gate: case Role::up: case Role::down: case Role::router: case Role::shared_gate: case Role::shared_up: case Role::shared_down:
-    case Role::shared_router: return true;
-    default: return false;
-    }
-}
-
-static bool takes_bias(Role r)
-{
-    switch (r) {
-    case Role::token_embedding: case Role::type_embedding: case Role::position_embedding: case Role::rope_freqs: case Role::layer_flags:
-    case Role::alibi_slopes: case Role::relative_rows: case Role::sinks: case Role::relative_bias: case Role::rel_key: case Role::rel_query:
-    case Role::wk_b: case Role::wv_b: case Role::router_bias: return false;
-    default: return true;
-    }
-}
-
 TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, const Entry& weight, uint64_t size)
 {
     const char* const name = role_name(e.role);
@@ -3755,7 +3766,7 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, co
     if (role >= Role::n_roles || e.stack > 1 || (e.stack && !c.n_layers) || e.layer > c.n_layers)
         return wrong("the tensor table names an unknown place", e.layer);
     if ((e.layer == 0) != (role < Role::attn_norm_pre)) return wrong("a tensor stands in the wrong layer", e.layer);
-    if (e.stack && (role == Role::lm_head || role == Role::head_dense || role == Role::head_norm))
+    if (e.stack && is_head(role))
         return wrong("a head belongs to the main stack", 0);
     if (e.dtype >= n_dtypes) return wrong("unknown number format", e.dtype);
     const DType type = static_cast<DType>(e.dtype);
@@ -3774,13 +3785,6 @@ TRANSFORMER_OUTLINE static Status check_entry(const Model& m, const Entry& e, co
     if (e.cols > 1u << 24 || e.rows > 1u << 24) return wrong("a tensor is too wide", e.layer);
     if (role == Role::layer_flags ? type != DType::u8 : e.bias || !is_matrix(role) ? type != DType::f32 : type == DType::u8)
         return wrong("a tensor has a number format that its role does not take", e.dtype);
-    const bool relative = role == Role::alibi_slopes || role == Role::relative_bias || role == Role::relative_rows
-        || role == Role::rel_key || role == Role::rel_query;
-    const bool head_norms = role == Role::q_norm || role == Role::k_norm || role == Role::q_a_norm || role == Role::kv_a_norm;
-    if ((relative && !has(Feature::relative)) || (head_norms && !has(Feature::qk_norm)))
-        return {Code::not_supported, "this build leaves out a feature that the model needs", name, TRANSFORMER_FEATURES};
-    if (is_quantised(type) ? !has(Feature::quantised_weights) : is_matrix(role) && !e.bias && !has(Feature::dense_weights))
-        return wrong("this build leaves out the format", e.dtype);
     const uint64_t bytes = matrix_bytes(type, e.rows, e.cols); // below 2^48 * 4
     if (e.offset % 64) return wrong("a tensor's offset is not a multiple of 64", e.offset);
     if (e.offset > size || bytes > (size - e.offset) / e.count)
@@ -3806,22 +3810,67 @@ static Status check_relative(const Model& m, const Stack& k, uint32_t end)
 }
 
 // What a block must have: `seen` has a bit for each role that the table names in it.
+template <class... R> static constexpr uint64_t roles(R... r) { return ((uint64_t{1} << static_cast<uint32_t>(r)) | ...); }
 TRANSFORMER_OUTLINE static Status check_layer(const Config& c, uint64_t seen, uint32_t n_experts, uint32_t index)
 {
-    struct Need { Role role; bool needed; };
-    const bool mla = c.kv_lora_rank != 0, cross = (c.flags & flag_cross) != 0;
-    const Need needs[] = {{Role::wq, true}, {Role::wo, true}, {Role::up, true}, {Role::down, true}, {Role::wk, !mla},
-        {Role::wv, !mla},
-                          {Role::wkv_a, mla}, {Role::wk_b, mla}, {Role::wv_b, mla}, {Role::wq_a, mla && c.q_lora_rank},
-                          {Role::cross_wq, cross}, {Role::cross_wk, cross}, {Role::cross_wv, cross}, {Role::cross_wo, cross},
-                          {Role::router, n_experts > 1}, {Role::ffn_norm_pre, (c.flags & flag_parallel) != 0},
-                          {Role::shared_down, (seen >> static_cast<uint32_t>(Role::shared_up) & 1) != 0}};
-    for (const Need& n : needs)
-        if (n.needed && !(seen >> static_cast<uint32_t>(n.role) & 1))
-            return {Code::missing_tensor, "a tensor is missing", role_name(static_cast<uint32_t>(n.role)), index};
-    if (seen >> static_cast<uint32_t>(Role::router) & 1 && n_experts != c.n_experts)
+    uint64_t need = roles(Role::wq, Role::wo, Role::up, Role::down);
+    need |= c.kv_lora_rank ? roles(Role::wkv_a, Role::wk_b, Role::wv_b) : roles(Role::wk, Role::wv);
+    if (c.kv_lora_rank && c.q_lora_rank) need |= roles(Role::wq_a);
+    if (c.flags & flag_cross) need |= roles(Role::cross_wq, Role::cross_wk, Role::cross_wv, Role::cross_wo);
+    if (c.flags & flag_parallel) need |= roles(Role::ffn_norm_pre);
+    if (n_experts > 1) need |= roles(Role::router);
+    if (seen & roles(Role::shared_up)) need |= roles(Role::shared_down);
+    for (uint32_t role = 0; role < static_cast<uint32_t>(Role::n_roles); role++)
+        if ((need & ~seen) >> role & 1) return {Code::missing_tensor, "a tensor is missing", role_name(role), index};
+    if (seen & roles(Role::router) && n_experts != c.n_experts)
         return {Code::bad_tensor, "a router stands before another number of experts", "router", index};
     return {};
+}
+
+// What a stack must have beside its blocks, which end at entry `end` of the table.
+TRANSFORMER_OUTLINE static Status check_stack(const Model& m, const Stack& k, uint32_t end, uint32_t stack)
+{
+    if (Status s = check_relative(m, k, end); !s) return s;
+    if (k.config.vocab_size && !k.token_embedding)
+        return {Code::missing_tensor, "a tensor is missing", "token_embedding", stack};
+    if (k.config.embedding_dim != k.config.dim && !k.embedding_proj.w && k.config.vocab_size)
+        return {Code::missing_tensor, "a tensor is missing", "embedding_proj", stack};
+    if (k.config.n_features && (!k.conv1.w || !k.conv2.w))
+        return {Code::missing_tensor, "a tensor is missing", "conv1, conv2", stack};
+    if (k.rope_freqs && k.config.rope_long_from && k.rope_freqs.rows != 2)
+        return {Code::bad_tensor, "two rows are needed", "rope_freqs", stack};
+    return {};
+}
+TRANSFORMER_OUTLINE static Status check_head(const Model& m)
+{
+    if (m.main.config.n_outputs && !m.lm_head.w) return {Code::missing_tensor, "a tensor is missing", "lm_head", 0};
+    uint32_t width = m.main.final_proj.w ? m.main.final_proj.w.rows : m.main.config.dim;
+    if (m.head_dense.w && m.head_dense.w.cols != width)
+        return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
+    if (m.head_dense.w) width = m.head_dense.w.rows;
+    if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width)
+        || (m.lm_head.w && m.lm_head.w.cols != width))
+        return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
+    return {};
+}
+TRANSFORMER_OUTLINE static Status check_configs(const Model& m)
+{
+    const Config& main = m.main.config;
+    const Config& encoder = m.encoder.config;
+    if (Status s = check_config(main); !s) return s;
+    if (encoder.n_layers)
+        if (Status s = check_config(encoder); !s) return s;
+    const bool cross = (main.flags & flag_cross) != 0;
+    if (encoder.n_layers && (!cross || is_causal(encoder) || encoder.dim != main.dim))
+        return bad("the encoder does not fit the decoder", "encoder", encoder.dim);
+    if (cross && !is_causal(main)) return bad("only a decoder has cross attention", "flags", main.flags);
+    return {};
+}
+static Status left_out(const Model& m)
+{
+    const uint32_t missing = m.features & ~TRANSFORMER_FEATURES;
+    if (!missing) return {};
+    return {Code::not_supported, "this build leaves out a feature that the model needs", "TRANSFORMER_FEATURES", missing};
 }
 
 static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
@@ -3845,13 +3894,10 @@ static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
         return {Code::truncated, "the tensor table reaches past the end of the file", "tensors", m.n_tensors};
     load_config(p + header_bytes, m.main.config);
     load_config(p + header_bytes + config_bytes, m.encoder.config);
-    if (Status s = check_config(m.main.config); !s) return s;
-    if (m.encoder.config.n_layers)
-        if (Status s = check_config(m.encoder.config); !s) return s;
-    const bool cross = (m.main.config.flags & flag_cross) != 0;
-    if (m.encoder.config.n_layers && (!cross || is_causal(m.encoder.config) || m.encoder.config.dim != m.main.config.dim))
-        return bad("the encoder does not fit the decoder", "encoder", m.encoder.config.dim);
-    if (cross && !is_causal(m.main.config)) return bad("only a decoder has cross attention", "flags", m.main.config.flags);
+    m.features = needs(m.main.config) | (m.encoder.config.n_layers ? needs(m.encoder.config) : 0);
+    if (Status s = left_out(m); !s) return s;
+    if (has(Feature::checks))
+        if (Status s = check_configs(m); !s) return s;
 
     uint64_t before = 0;
     uint32_t at = 0;
@@ -3866,45 +3912,37 @@ static Status open_checked(const unsigned char* p, uint64_t size, Model& m)
                 const Entry e = entry_at(m, at);
                 const Role role = static_cast<Role>(e.role);
                 if (e.stack != stack || e.layer != index) break;
-                if (at && e.key <= before)
+                if (has(Feature::checks) && at && e.key <= before)
                     return {Code::bad_tensor, e.key == before ? "a tensor is there twice" : "the tensor table is not in order",
                     role_name(e.role), at};
                 before = e.key;
-                if (Status s = check_entry(m, e, e.bias ? entry_at(m, at ? at - 1 : 0) : e, size); !s) return s;
+                if (has(Feature::checks))
+                    if (Status s = check_entry(m, e, e.bias ? entry_at(m, at ? at - 1 : 0) : e, size); !s) return s;
+                m.features |= needs(e);
                 if (role == Role::gate || role == Role::up || role == Role::down) {
-                    if (n_experts && n_experts != e.count)
+                    if (has(Feature::checks) && n_experts && n_experts != e.count)
                         return {Code::bad_tensor, "the experts' tensors differ in number", role_name(e.role), at};
                     n_experts = e.count;
                 }
                 if (!e.bias) seen |= uint64_t{1} << e.role;
-                if (index == 0) bind(slot_of(role, m, k), m, e);
+                if (index == 0) bind(is_head(role) ? static_cast<void*>(&m) : &k, m, e);
             }
-            if (index)
+            if (has(Feature::checks) && index)
                 if (Status s = check_layer(k.config, seen, n_experts, index - 1); !s) return s;
+            if (index && !(seen & roles(Role::gate))) m.features |= mask_of(Feature::activations);
         }
-        if (Status s = check_relative(m, k, at); !s) return s;
-        if (k.config.vocab_size && !k.token_embedding)
-            return {Code::missing_tensor, "a tensor is missing", "token_embedding", stack};
-        if (k.config.embedding_dim != k.config.dim && !k.embedding_proj.w && k.config.vocab_size)
-            return {Code::missing_tensor, "a tensor is missing", "embedding_proj", stack};
-        if (k.config.n_features && (!k.conv1.w || !k.conv2.w))
-            return {Code::missing_tensor, "a tensor is missing", "conv1, conv2", stack};
-        if (k.rope_freqs && k.config.rope_long_from && k.rope_freqs.rows != 2)
-            return {Code::bad_tensor, "two rows are needed", "rope_freqs", stack};
+        if (k.config.rope_dim && !k.rope_freqs) m.features |= mask_of(Feature::frequencies);
+        if (has(Feature::checks))
+            if (Status s = check_stack(m, k, at, stack); !s) return s;
     }
+    if (Status s = left_out(m); !s) return s;
     if (at < m.n_tensors) {
         const Entry e = entry_at(m, at);
         return {Code::bad_tensor, e.key <= before ? "the tensor table is not in order"
             : "the tensor table names an unknown place", role_name(e.role), at};
     }
-    if (m.main.config.n_outputs && !m.lm_head.w) return {Code::missing_tensor, "a tensor is missing", "lm_head", 0};
-    uint32_t width = m.main.final_proj.w ? m.main.final_proj.w.rows : m.main.config.dim;
-    if (m.head_dense.w && m.head_dense.w.cols != width)
-        return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
-    if (m.head_dense.w) width = m.head_dense.w.rows;
-    if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width)
-        || (m.lm_head.w && m.lm_head.w.cols != width))
-        return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
+    if (has(Feature::checks))
+        if (Status s = check_head(m); !s) return s;
     const uint64_t vocabulary = load_u64(p + 24), vocabulary_bytes = load_u64(p + 32);
     if (vocabulary_bytes) {
         if (vocabulary % 4 || vocabulary > size || vocabulary_bytes > size - vocabulary)
@@ -3938,16 +3976,20 @@ TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uin
     if (!o.capacity || o.capacity > longest) return wrong("must be 1 to 2^24", "options.capacity", o.capacity);
     if (o.source_capacity > longest) return wrong("must be at most 2^24", "options.source_capacity", o.source_capacity);
     if (!o.batch || o.batch > longest) return wrong("must be 1 to 2^24", "options.batch", o.batch);
-    if (o.slices > 1024) return wrong("must be at most 1024", "options.slices", o.slices);
-    if (o.cache != DType::f16 && o.cache != DType::f32 && !(has(Feature::quantised_cache) && o.cache == DType::q8_0))
-        return wrong("must be f16, f32 or, if this build has it, q8_0", "options.cache", static_cast<uint64_t>(o.cache));
+    if (o.slices > (has(Feature::slices) ? 1024u : 1u))
+        return wrong("must be at most 1024, or 1 in a build without slices", "options.slices", o.slices);
+    if (o.cache != DType::f16 && !(has(Feature::f32_cache) && o.cache == DType::f32)
+        && !(has(Feature::quantised_cache) && o.cache == DType::q8_0))
+        return wrong("must be f16, f32 or q8_0, as far as this build has them", "options.cache",
+            static_cast<uint64_t>(o.cache));
+    if (o.observer && !has(Feature::observers)) return wrong("this build leaves out observers", "options.observer", 0);
     const Kernels* const room = room_of(o.isa);
     if (!room)
         return {Code::not_supported, "this build or processor lacks that instruction set", "options.isa",
         static_cast<uint64_t>(o.isa)};
     const Stack* const stacks[] = {&m.main, &m.encoder};
     for (const Stack* k : stacks) {
-        if (!k->config.n_layers || !k->position_embedding) continue;
+        if (!has(Feature::embeddings) || !k->config.n_layers || !k->position_embedding) continue;
         const uint64_t rows = k->config.n_frames ? k->config.n_frames / 2 : k == &m.encoder ? batch_rows(k->config, o, true)
             : o.capacity;
         if (rows > k->position_embedding.rows)
@@ -3957,14 +3999,14 @@ TRANSFORMER_API Status start(const Model& m, const Options& o, void* memory, uin
     if (!memory || reinterpret_cast<uintptr_t>(memory) % 4)
         return {Code::misaligned, "the session's memory must lie at a multiple of 4 bytes (64 is faster)", "memory",
         reinterpret_cast<uintptr_t>(memory) % 64};
-    const uint64_t need = session_size(m, o);
+    session->plan = plan(m.main.config, m.encoder.config, o);
+    const uint64_t need = session->plan.at[n_regions];
     if (size < need) return {Code::memory_too_small, "the session needs more memory", "memory", need};
     session->model = &m;
     session->options = o;
     session->room = room;
     session->stack = &m.main;
     session->memory = static_cast<unsigned char*>(memory);
-    session->plan = plan(m.main.config, m.encoder.config, o);
     return {};
 }
 
@@ -4109,6 +4151,7 @@ TRANSFORMER_OUTLINE static const char* damaged(Vocabulary& v, uint64_t text_size
     const uint32_t n = v.n_tokens, unused = static_cast<uint32_t>(TokenType::unused);
     if (v.kind == VocabularyKind::none)                        // labels alone, without a tokenizer
         return v.offsets.n || v.text || v.stop.n ? "info" : nullptr;
+    if (!has(Feature::checks) && !has(Feature::tokenizer)) return nullptr;
     if (v.offsets.n != n + 1 || types != n || !v.trie.n) return "tokens";
     for (uint32_t i = 0; i <= n; i++) {
         const uint32_t at = word(v.offsets, i);
@@ -4117,6 +4160,7 @@ TRANSFORMER_OUTLINE static const char* damaged(Vocabulary& v, uint64_t text_size
     }
     if (v.scores.n != n && (v.scores.n || v.kind == VocabularyKind::unigram)) return "scores";
     if (!below(v.stop, 0, 1, n, false)) return "stop";
+    if (!has(Feature::tokenizer)) return nullptr;
     if (v.bytes.n && (v.bytes.n != 256 || !below(v.bytes, 0, 1, n, true))) return "bytes";
     for (uint32_t i = 0; i < 4; i++)
         if (i != 2 && !below(v.merges, i, 4, n, true)) return "merges";
@@ -4155,7 +4199,7 @@ TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabul
     const unsigned char* const p = static_cast<const unsigned char*>(bytes);
     Vocabulary& v = *out;
     v = Vocabulary{};
-    Span* const places[] = {
+    Span* const spans[] = {
         nullptr,  nullptr,   &v.stop,  &v.offsets, nullptr,  &v.scores, nullptr,
         nullptr,  &v.merges, nullptr,  nullptr,    nullptr,  nullptr,   &v.trie,
         &v.bytes, &v.normal, &v.split, &v.classes, &v.added, &v.layout}; // by tag
@@ -4171,7 +4215,7 @@ TRANSFORMER_API Status open_vocabulary(const void* bytes, uint64_t size, Vocabul
         const unsigned char* const data = p + at + 8;
         const Span words = {data, static_cast<uint32_t>(n / 4)};
         at = least(at + 8 + round_up(n, 4), size);
-        if (tag < sizeof places / sizeof *places && places[tag]) *places[tag] = words;
+        if (tag < sizeof spans / sizeof *spans && spans[tag]) *spans[tag] = words;
         switch (static_cast<Chunk>(tag)) {
         case Chunk::info: {
             const uint32_t kind = words.n < 15 ? 0 : word(words, 0),
@@ -4984,6 +5028,8 @@ TRANSFORMER_API Status tokenize_pair(const Vocabulary& v, const char* a, uint64_
                                      uint32_t capacity, uint32_t* count)
 {
     *count = 0;
+    if (!has(Feature::tokenizer))
+        return {Code::not_supported, "this build leaves out the tokenizer", "TRANSFORMER_FEATURES", 0};
     const uint64_t n = most(n_a, n_b);
     if (v.kind == VocabularyKind::none)
         return {Code::bad_vocabulary, "the checkpoint holds no vocabulary", "vocabulary", 0};
@@ -5155,9 +5201,11 @@ static void keep_largest(float* w, uint32_t n, uint64_t need, bool by_count)
 
 TRANSFORMER_API Status sample(Sampler& s, float* logits, uint32_t n, int32_t* token)
 {
+    const bool penalty = s.repeat_penalty < 1.0f || s.repeat_penalty > 1.0f;
     if (!n) return {Code::bad_argument, "no logits", "n", 0};
-    const uint32_t recent = least(s.n_recent, 64u);
-    for (uint32_t i = 0; has(Feature::sampling) && (s.repeat_penalty < 1.0f || s.repeat_penalty > 1.0f) && i < recent; i++) {
+    if (!has(Feature::sampling) && (penalty || s.temperature > 0))
+        return {Code::not_supported, "this build is greedy: temperature 0, no penalty", "sampler.temperature", 0};
+    for (uint32_t i = 0, recent = least(s.n_recent, 64u); has(Feature::sampling) && penalty && i < recent; i++) {
         bool seen = false;
         for (uint32_t j = 0; j < i; j++) seen = seen || s.recent[j] == s.recent[i];
         if (seen || s.recent[i] < 0 || static_cast<uint32_t>(s.recent[i]) >= n) continue;
@@ -5498,7 +5546,7 @@ namespace TRANSFORMER_NAMESPACE {
 TRANSFORMER_API Status map_file(const char* path, File* file)
 {
     *file = File{};
-    const int handle = ::open(path, O_RDONLY | O_CLOEXEC);
+    const int handle = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);                 // a pipe must not wait for its writer
     if (handle < 0)
         return {Code::file_error, errno == EOVERFLOW ? "the file is too large for this platform" : "the file cannot be opened",
         "path", 0};
@@ -5512,6 +5560,9 @@ TRANSFORMER_API Status map_file(const char* path, File* file)
         void* const p = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, handle, 0);
         if (p == MAP_FAILED) status = {Code::file_error, "the file cannot be mapped", "path", 0};
         else *file = {p, static_cast<uint64_t>(info.st_size)};
+#if defined(MADV_HUGEPAGE)
+        if (status) madvise(p, static_cast<size_t>(info.st_size), MADV_HUGEPAGE);       // read faster, if the system has them
+#endif
     }
     close(handle);
     return status;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What the header costs on a Cortex-M4F at -Os: the firmware of embedded/main.cpp, with the parts of the family that a Llama
+# What the header costs on a Cortex-M4F at -Os: the firmware of embedded/main.cpp, with the parts of the family that its model
 # needs and with all of them. QEMU runs it for the measured stack and, with the plugin count.c, for the instructions a token.
 #
 #     tests/size.sh [MODEL]        MODEL: a checkpoint, by default the one that ships; OPT=-O2 in the environment for another level
@@ -33,10 +33,10 @@ code() # NAME PATTERN: bytes of the functions whose names match, aliases once
     arm-none-eabi-nm -C -S -t d "$out/$1.elf" | awk -v pattern="$2" '$3 ~ /[tTW]/ && $4 ~ pattern { seen[$1] = $2 } END { for (a in seen) n += seen[a]; print n + 0 }'
 }
 
-measure() # NAME, TRANSFORMER_FEATURES
+measure() # NAME, WHAT, TRANSFORMER_FEATURES if they are not those of model.hpp
 {
     local count=$out/$1.count plugin=""
-    flags="-DTRANSFORMER_FEATURES=$2"
+    flags=${3:+-DTRANSFORMER_FEATURES=$3}
     link "$1" main.cpp
     link "$1.story" story.cpp
     rm -f "$count"
@@ -45,7 +45,7 @@ measure() # NAME, TRANSFORMER_FEATURES
     timeout 600 $machine -kernel "$out/$1.story.elf" > "$out/$1.story" 2>&1 < /dev/null
     local all
     all=$(arm-none-eabi-size -A "$out/$1.elf" | awk '$1 == ".text" { print $2 }')
-    echo "$1 (TRANSFORMER_FEATURES $2)"
+    echo "$1: $2"
     echo "    code                    $(code "$1" '^(transformer::|void|bool|static|unsigned|float)') bytes of the header, $(code "$1" '^__') of libgcc, $all with start-up and main"
     echo "    constants, messages     $(arm-none-eabi-size -A "$out/$1.elf" | awk '$1 == ".rodata" { print $2 }') bytes"
     awk -F'\t' '$2 + 0 > most { most = $2; name = $1 } END { sub(/^[^:]*:[0-9]*:[0-9]*:/, "", name); sub(/\(.*/, "", name); print "    largest stack frame     " most " bytes, " name }' "$out/$1.su"
@@ -71,13 +71,14 @@ int main()
 EOF
     echo memory
     g++ -std=c++17 -I. -I"$out" "$out/sizes.cpp" -o "$out/sizes" && "$out/sizes"
-    arm-none-eabi-nm -S -t d "$out/llama.elf" | awk '/ _ZL(7session|3net|7options)$/ { sub(/_ZL[0-9]/, "", $4); n = n (n ? ", " : "") $4 " " $2 + 0 } END { print "    objects                 " n " bytes" }'
+    arm-none-eabi-nm -S -t d "$out/model.elf" | awk '/ _ZL(7session|3net|7options)$/ { sub(/_ZL[0-9]/, "", $4); n = n (n ? ", " : "") $4 " " $2 + 0 } END { print "    objects                 " n " bytes" }'
 }
 
 echo "$model, Cortex-M4F, $opt, g++ $(arm-none-eabi-g++ -dumpversion)"
-measure llama "${LLAMA:-0x320200u}"        # quantised_weights, frequencies, checks, messages: what a Llama in q8_0 needs, greedy
-measure trusted 0x20200u                   # the same without checks and messages: for a checkpoint that is part of the program
-measure everything 0xffffffffu
+needs=$(sed -n 's/^#define TRANSFORMER_FEATURES (\(0x[0-9a-f]*u\).*/\1/p' "$out/model.hpp")
+measure model "what the model needs, with sampling, tokenizer, checks and messages, as \`run import --header\` says it"
+measure trusted "what the model needs ($needs): for a checkpoint that is part of the program" "$needs"
+measure everything "every feature" 0xffffffffu
 memory
 printf '#define TRANSFORMER_IMPLEMENTATION\n#include "transformer.hpp"\n' > "$out/all.cpp"
 $compile -c "$out/all.cpp" -o "$out/all.o" && echo "every function of the header, tokenizers too: $(arm-none-eabi-size "$out/all.o" | awk 'NR == 2 { print $1 }') bytes with constants"

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <numeric>
+#if defined(__unix__)
+#include <sys/stat.h>
+#endif
 
 using namespace test;
 using namespace transformer;
@@ -1071,6 +1074,37 @@ TEST_CASE("masks that hide every key, and padding that is no number, leave the r
     for (uint32_t i = 0; i < 10 * 64; i++) REQUIRE(std::isfinite(logits[i]));
 }
 
+TEST_CASE("a model says which features of the family it needs, and no more")
+{
+    const auto needed = [](const Config& c, const Slots& s, DType type) { return Opened(make_model(c, s, 1), type).model.features; };
+    const Config plain = tiny_config();
+    const uint32_t llama = mask_of(Feature::dense_weights, Feature::frequencies);
+    CHECK(needed(plain, Slots{}, DType::f16) == llama);
+    CHECK(needed(plain, Slots{}, DType::q8_0) == mask_of(Feature::quantised_weights, Feature::frequencies));
+    CHECK(needed(plain, Slots{}, DType::q4_0)                  // the embedding stays finer
+        == mask_of(Feature::nibble_weights, Feature::quantised_weights, Feature::frequencies));
+    const auto more = [&](Feature f, void (*change)(Config&, Slots&)) {
+        Config c = plain;
+        Slots s;
+        change(c, s);
+        CHECK(needed(c, s, DType::f32) == (llama | mask_of(f)));
+    };
+    more(Feature::layer_norm, [](Config& c, Slots&) { c.norm = NormKind::layer; });
+    more(Feature::layer_norm, [](Config&, Slots& s) { s.norm_shift = true; });
+    more(Feature::biases, [](Config&, Slots& s) { s.attention_bias = true; });
+    more(Feature::experts, [](Config& c, Slots&) { c.n_experts = 4, c.n_experts_active = 2; });
+    more(Feature::qk_norm, [](Config&, Slots& s) { s.qk = QkNorm::one_head; });
+    more(Feature::softcap, [](Config& c, Slots&) { c.logit_softcap = 30; });
+    more(Feature::encoder, [](Config& c, Slots&) { c.flags &= ~flag_causal; });
+    more(Feature::relative, [](Config&, Slots& s) { s.sinks = true; });
+    more(Feature::activations, [](Config&, Slots& s) { s.gate = false; });
+    more(Feature::activations, [](Config& c, Slots&) { c.activation = Activation::gelu; });
+    more(Feature::embeddings, [](Config&, Slots& s) { s.positions = 64; });
+    more(Feature::embeddings, [](Config& c, Slots&) { c.embedding_scale = 8; });
+    more(Feature::windows, [](Config& c, Slots&) { c.window = 4; });
+    more(Feature::windows, [](Config& c, Slots& s) { s.layer_flags.assign(c.n_layers, layer_no_rope); });
+}
+
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("files that are missing, empty or no files are a Status")
@@ -1081,6 +1115,11 @@ TEST_CASE("files that are missing, empty or no files are a Status")
     CHECK_STATUS(map_file(std::filesystem::temp_directory_path().string().c_str(), &file), Code::file_error, "path");
     const Temporary empty("empty", "", 0);
     CHECK_STATUS(map_file(empty.path.c_str(), &file), Code::truncated, "size");
+#if defined(__unix__)                                          // nobody writes to this pipe, and nobody waits for it
+    REQUIRE(std::remove(empty.path.c_str()) == 0);
+    REQUIRE(mkfifo(empty.path.c_str(), 0600) == 0);
+    CHECK_STATUS(map_file(empty.path.c_str(), &file), Code::file_error, "path");
+#endif
     const AlignedBytes bytes = tiny_llama().checkpoint();
     const Temporary good("good", bytes.data, static_cast<size_t>(bytes.size));
     REQUIRE_OK(map_file(good.path.c_str(), &file));

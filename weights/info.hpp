@@ -319,10 +319,15 @@ inline std::string config_assignments(const Config& c)
     return out;
 }
 
-// A header for a firmware: the configuration and the sizes as constants, so that its buffers are exact at compile time.
-inline std::string firmware_header(const Source& s, const std::string& file, uint64_t bytes,
-                                   const transformer::Options& o)
+// A header for a firmware: configuration and sizes as constants, so that its buffers are exact at compile time, and
+// what `model`, which was written to `file`, needs of the family.
+inline std::string firmware_header(const Source& s, const transformer::Model& model, const std::string& file,
+                                   uint64_t bytes, const transformer::Options& o)
 {
+    using transformer::Feature;
+    uint32_t features = model.features;
+    if (o.cache == transformer::DType::f32) features |= transformer::mask_of(Feature::f32_cache);
+    if (o.cache == transformer::DType::q8_0) features |= transformer::mask_of(Feature::quantised_cache);
     const auto config = [](const char* name, const Config& c) {
         return format("constexpr transformer::Config make_%s()\n{\n    transformer::Config c;\n%s    return c;\n}\n"
                       "constexpr transformer::Config %s = make_%s();\n\n",
@@ -337,6 +342,12 @@ inline std::string firmware_header(const Source& s, const std::string& file, uin
 #ifndef TRANSFORMER_MODEL_HPP
 #define TRANSFORMER_MODEL_HPP
 
+// Include this file before transformer.hpp, in every unit: then what the model does not need costs no code. The second
+// number is sampling, tokenizer, checks and messages; take away what the program does without.
+#ifndef TRANSFORMER_FEATURES
+#define TRANSFORMER_FEATURES )" + format("(0x%xu | 0x%xu)", features,
+        transformer::mask_of(Feature::sampling, Feature::tokenizer, Feature::checks, Feature::messages)) + R"(
+#endif
 #include "transformer.hpp"
 
 namespace model {

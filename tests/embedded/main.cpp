@@ -4,8 +4,7 @@
 //
 // makes the checkpoint that weights.S links into flash and the header with its sizes. What is the board's own is put().
 #define TRANSFORMER_IMPLEMENTATION
-#include "transformer.hpp"
-#include "model.hpp"
+#include "model.hpp"                                           // says what of transformer.hpp the model needs, and includes it
 
 extern "C" const unsigned char weights[];                      // weights.S
 void put(const char* text, uint32_t n);                        // send text somewhere: a UART, a display
