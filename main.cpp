@@ -106,14 +106,22 @@ void check(const Status& status, const std::string& where)
 
 // ---- Output ----------------------------------------------------------------------------------------------------------
 
-// stdout, or the file of an option. A reader that went away ends the program quietly; any other byte that cannot be written is
-// an error.
+// stdout, or the file of an option, which has its name only when it is finished. A reader that went away ends the program
+// quietly; any other byte that cannot be written is an error.
 class Output {
 public:
     explicit Output(const Text& path = std::nullopt) : path_(path.value_or("stdout"))
     {
-        if (path) stream_ = std::fopen(path->c_str(), "wb");
-        if (!stream_) fail();
+        if (!path) return;
+        hear_the_end();
+        std::error_code error;
+        const auto status = std::filesystem::status(*path, error);
+        const bool stream = std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)
+            && !std::filesystem::is_directory(status);
+        if (stream || path->rfind("/dev/", 0) == 0) {          // a pipe, a device, /dev/stdout
+            stream_ = std::fopen(path->c_str(), "wb");
+            if (!stream_) fail();
+        } else file_.emplace(*path);
     }
     Output(const Output&) = delete;
     Output& operator=(const Output&) = delete;
@@ -123,16 +131,18 @@ public:
     }
     void write(const void* data, size_t n)
     {
-        if (n && std::fwrite(data, 1, n, stream_) != n) fail();
+        if (file_) file_->write(static_cast<const unsigned char*>(data), n);
+        else if (n && std::fwrite(data, 1, n, stream_) != n) fail();
     }
     void write(const std::string& text) { write(text.data(), text.size()); }
     void write(const std::vector<float>& values) { write(values.data(), values.size() * sizeof(float)); }
     void flush()
     {
-        if (std::fflush(stream_) != 0) fail();
+        if (!file_ && std::fflush(stream_) != 0) fail();
     }
     void finish()
     {
+        if (file_) file_->commit();
         flush();
         FILE* const stream = std::exchange(stream_, stdout);
         if (stream != stdout && std::fclose(stream) != 0) fail();
@@ -147,6 +157,7 @@ private:
     }
     std::string path_;
     FILE* stream_ = stdout;
+    std::optional<weights::NewFile> file_;
 };
 int print(const std::string& text, const Text& path = std::nullopt)
 {
@@ -325,8 +336,15 @@ void make_session(const Arguments& a, const Loaded& m, const Need& need, Runner*
     o.all_logits = need.all_logits && m.causal();
     o.isa = isa_named(a);
     r->threads = a.threads ? a.threads : transformer::default_threads();
-    if (r->threads > 1) {
-        r->pool = std::make_unique<transformer::ThreadPool>(r->threads);
+    try {
+        if (r->threads > 1) r->pool = std::make_unique<transformer::ThreadPool>(r->threads);
+    } catch (const std::system_error& error) {
+        if (a.threads)
+            throw Failure(std::to_string(a.threads) + " threads cannot be started (" + error.code().message() +
+                "): lower --threads");
+        r->threads = 1;                                        // it takes longer
+    }
+    if (r->pool) {
         o.slices = r->threads;
         o.parallel_for = transformer::ThreadPool::parallel_for;
         o.parallel_user = r->pool.get();
@@ -1636,8 +1654,8 @@ Prompt any_prompt(const Config& c, uint32_t count)
     return p;
 }
 
-// Prefill: a prompt from an empty cache. Decode: tokens one by one from an empty cache. Of an encoder-decoder, prefill is what
-// its encoder does with a source; an encoder alone has no decode.
+// Prefill: a prompt from an empty cache. Decode: tokens one by one, after `depth` others. Of an encoder-decoder, prefill is
+// what its encoder does with a source; an encoder alone has no decode.
 int run_bench(const Arguments& a)
 {
     Loaded m;
@@ -1647,8 +1665,6 @@ int run_bench(const Arguments& a)
     const uint32_t most = context(a, m.config()), n_prefill = first.n_frames ? first.n_frames : std::min(a.prefill, most);
     const uint32_t n_decode = m.causal() ? std::min(a.decode, most) : 0;
     const uint32_t depth = m.causal() ? std::min(a.depth, most - n_decode) : 0;
-    if (std::max(a.prefill, a.decode + a.depth) > most)
-        say("--prefill, --decode and --depth are cut to the context of " + counted(most, "position"));
     const Prompt prefill = any_prompt(first, n_prefill), decode = any_prompt(m.config(), n_decode);
     const Prompt before = any_prompt(m.config(), depth);
     Need need;
@@ -1657,6 +1673,13 @@ int run_bench(const Arguments& a)
     need.cache = DType::f16;
     Runner r;
     make_session(a, m, need, &r);
+    const auto cut = [&](const char* what, uint32_t asked, uint32_t given) {
+        if (given < asked)
+            say(format("%s %u is cut to %u: the context has %s", what, asked, given, counted(most, "position").c_str()));
+    };
+    cut("--prefill", first.n_frames ? n_prefill : a.prefill, n_prefill);
+    cut("--decode", m.causal() ? a.decode : 0, n_decode);
+    cut("--depth", m.causal() ? a.depth : 0, depth);
     if (m.cross() && !encodes)
         check(transformer::set_memory(r.session, any_prompt(m.config(), 1).input().rows, 1, nullptr), m.name);
     const auto pass = [&] {
@@ -1695,9 +1718,10 @@ int run_bench(const Arguments& a)
         json.add("bytes_per_token", bytes).add("weights_bytes", m.size).add("session_bytes", r.memory.size);
         return print(json.text() + "\n");
     }
-    const auto line = [](const char* what, const Timing& t) {
-        return format("%s of %u: %.1f tokens/s (best %.1f)\n", what, t.tokens, t.median(), t.best()); };
-    return print(line("prefill", in) + (n_decode ? line("decode", out) : "") +
+    const auto line = [](const char* what, const Timing& t, uint32_t after) {
+        return format("%s of %u%s: %.1f tokens/s (best %.1f)\n", what, t.tokens,
+            after ? (" after " + std::to_string(after)).c_str() : "", t.median(), t.best()); };
+    return print(line("prefill", in, 0) + (n_decode ? line("decode", out, depth) : "") +
                  format("median of %u; %s of weights a token; %s, %s, cache %s\n", a.repeat, bytes_text(bytes).c_str(),
                      counted(r.threads, "thread").c_str(), isa, cache));
 }
@@ -1717,6 +1741,7 @@ int run_import(const Arguments& a)
             done == total ? "\n" : "");
     };
     const uint64_t bytes = weights::checkpoint_size(m.source, o);
+    Output header(a.header);                                   // before OUT is replaced it is known that this can be written
     hear_the_end();
     weights::write_to_file(m.source, o, target);
     say(target + ": " + bytes_text(bytes) + " from " + m.source.kind + format(" in %.1f s", now() - start));
@@ -1728,7 +1753,9 @@ int run_import(const Arguments& a)
     const weights::File file = weights::map_file(target);
     Model model;
     check(transformer::open(file->data, file->size, &model), target);
-    return print(weights::firmware_header(m.source, model, target, bytes, session), a.header);
+    header.write(weights::firmware_header(m.source, model, target, bytes, session));
+    header.finish();
+    return 0;
 }
 
 // ---- Main ------------------------------------------------------------------------------------------------------------
@@ -1775,11 +1802,22 @@ std::string help(const Verb& verb)
     return text;
 }
 
+bool same_file(const std::string& a, const std::string& b)
+{
+    std::error_code none, error, other;
+    return std::filesystem::equivalent(a, b, none)
+        || (std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, other) && !error && !other);
+}
+
 int run(const Verb& verb, const std::vector<std::string>& words)
 {
     if (!verb.work) throw Failure(std::string("this version does not have ") + verb.name);
     const Arguments a = parse(verb, words);
     if (a.help) return print(help(verb));
+    for (const Text& result : {a.out, a.svg, a.header})
+        for (const std::string& word : a.words)
+            if (result && same_file(*result, word))
+                throw Failure(*result + ": would take the place of what the command line names elsewhere; name another file");
     if (a.version)
         return print(format("transformer.hpp %s, checkpoint format %u\n", TRANSFORMER_VERSION, TRANSFORMER_FORMAT_VERSION));
     return verb.work(a);

@@ -46,7 +46,7 @@
 //     >> 21 Tokenizer                  1150   text to ids and back
 //     >> 22 Sampler                    105   greedy, temperature, top-k, top-p, min-p
 //     >> 23 Generate                    70   prompt, sample, feed back
-//     >> 24 Threads                    220   a small pool, on request
+//     >> 24 Threads                    224   a small pool, on request
 //     >> 25 Files                      100   map or read a file; can be left out
 //
 // Notation: T tokens of a batch, S positions attended to, D dim, H n_heads, K n_kv_heads, d head_dim, F hidden_dim,
@@ -5406,18 +5406,13 @@ inline uint32_t default_threads()
     return n ? n : 1;
 }
 
+// The constructor throws what std::thread throws where the system gives no more of them.
 class ThreadPool {
 public:
     explicit ThreadPool(uint32_t n_threads) : n_workers_(n_threads > 1 ? n_threads - 1 : 0),
-        sections_(new Section[n_workers_ + 1]), workers_(new std::thread[n_workers_])
+        sections_(new Section[n_workers_ + 1]), workers_(new std::thread[n_workers_]), ending_(*this)
     {
         for (uint32_t i = 0; i < n_workers_; i++) workers_[i] = std::thread([this, i] { work(i); });
-    }
-    ~ThreadPool()
-    {
-        stop_ = true;
-        wake(news_, sleepers_);
-        for (uint32_t i = 0; i < n_workers_; i++) workers_[i].join();
     }
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
@@ -5525,6 +5520,17 @@ private:
     uint32_t n_workers_;
     std::unique_ptr<Section[]> sections_;                      // the last one is the caller's
     std::unique_ptr<std::thread[]> workers_;
+    struct Ending {                                            // before all else goes, also when a thread could not be started
+        ThreadPool& pool;
+        explicit Ending(ThreadPool& p) : pool(p) {}
+        ~Ending()
+        {
+            pool.stop_ = true;
+            pool.wake(pool.news_, pool.sleepers_);
+            for (uint32_t i = 0; i < pool.n_workers_; i++)
+                if (pool.workers_[i].joinable()) pool.workers_[i].join();
+        }
+    } ending_;
 };
 
 }  // namespace TRANSFORMER_NAMESPACE

@@ -537,6 +537,29 @@ go 1 import "$model" "$dir/none/x.bin"
 err_has "$dir/none/x.bin"
 go 1 import "$dir/zeros" "$dir/x.bin"
 ok 'a failed import leaves nothing' "[ ! -e '$dir/x.bin' ]"
+cp "$model" "$dir/own.bin"
+program=$(realpath "$run")
+for option in "logits own.bin --ids 1,2 -o own.bin" "info own.bin --svg ./own.bin" "import own.bin x.bin --header own.bin" "import own.bin x.bin --header x.bin"; do
+    # shellcheck disable=SC2086
+    (cd "$dir" && "$program" $option) >"$dir/out" 2>"$dir/err"
+    ok "run $option is refused" "[ $? -eq 1 ] && grep -q 'name another file' '$dir/err' && cmp -s '$model' '$dir/own.bin' && [ ! -e '$dir/x.bin' ]"
+done
+refused "$dir/none/x.hpp" import "$model" "$dir/x.bin" --header "$dir/none/x.hpp"
+ok 'a header that cannot be written is known before the checkpoint is' "[ ! -e '$dir/x.bin' ]"
+chmod 600 "$dir/copy.bin"
+go 0 import "$model" "$dir/copy.bin"
+ok 'a file that is replaced keeps who may read it' "[ \"\$(ls -l '$dir/copy.bin' | cut -c1-10)\" = -rw------- ]"
+ln -s far.bin "$dir/link"
+go 0 import "$model" "$dir/link"
+ok 'what a link points to is written, though it is not there yet' "[ -L '$dir/link' ] && cmp -s '$model' '$dir/far.bin'"
+ln -s round "$dir/round"
+refused 'is a circle of links' import "$model" "$dir/round"
+go 0 logits "$model" --ids 1 -o /dev/stdout
+ok '-o takes what is no file as it is' "[ $(size "$dir/out") -eq $((4 * vocab)) ]"
+if (ulimit -v 300000 && "$run" "$model" -n 1 --threads 2) >/dev/null 2>&1; then            # not where addresses are many, as under a sanitizer
+    (ulimit -v 300000 && "$run" "$model" -n 1 --threads 256) >"$dir/out" 2>"$dir/err"
+    ok 'threads that cannot be had are a sentence' "[ $? -eq 1 ] && grep -q '256 threads cannot be started' '$dir/err'"
+fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

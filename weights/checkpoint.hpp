@@ -343,9 +343,10 @@ public:
     {
         namespace fs = std::filesystem;
         std::error_code error;
-        if (fs::is_symlink(target_, error)) {                  // replace what a link points to, not the link
-            const fs::path real = fs::canonical(target_, error);
-            if (!error) target_ = real;
+        for (int links = 0; fs::is_symlink(target_, error); links++) {                 // replaced is what it points to
+            if (links == 40) throw Error(path + ": is a circle of links");
+            const fs::path next = fs::read_symlink(target_, error);
+            target_ = next.is_absolute() ? next : target_.parent_path() / next;
         }
         const auto status = fs::status(target_, error);
         if (path.empty() || target_.filename().empty()) throw Error("\"" + path + "\" names no file to write to");
@@ -353,12 +354,13 @@ public:
         if (fs::exists(status) && !fs::is_regular_file(status))
             throw Error(path + ": is a pipe or device; name a file");
         std::random_device random;
-        do {
-            temporary_ = target_;
-            temporary_ += ".part-" + std::to_string(random());
-        } while (fs::exists(temporary_, error));
+        std::string name = target_.filename().string();
+        if (name.size() > 200) name.resize(200);               // file systems take 255 bytes
+        do temporary_ = target_.parent_path() / (name + ".part-" + std::to_string(random()));
+        while (fs::exists(temporary_, error));
         stream_ = std::fopen(temporary_.string().c_str(), "wb");
         if (!stream_) fail();
+        if (fs::exists(status)) fs::permissions(temporary_, status.permissions(), error);
         std::setvbuf(stream_, buffer_.data(), _IOFBF, buffer_.size());
     }
     NewFile(const NewFile&) = delete;

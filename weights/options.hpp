@@ -110,7 +110,7 @@ inline const Option options[] = {
     {"window", 0, "N", &A::window, 2, any_u32, v_perplexity, "tokens that are seen together (the context)"},
     {"prefill", 0, "N", &A::prefill, 1, 1e6, v_bench, "tokens of the prompt (512)"},
     {"decode", 0, "N", &A::decode, 1, 1e6, v_bench, "tokens made one by one (128)"},
-    {"depth", 0, "N", &A::depth, 0, 1e6, v_bench, "positions that stand in the cache before those (0)"},
+    {"depth", 0, "N", &A::depth, 0, 1e6, v_bench, "positions that stand in the cache before decoding (0)"},
     {"repeat", 0, "N", &A::repeat, 1, 1000, v_bench, "runs of each (3)"},
     {"header", 0, "FILE", &A::header, 0, 0, v_import, "also write a C++ header with the constexpr Config and sizes"},
     {"threads", 0, "N", &A::threads, 1, 256, v_forward, "threads (as many as the processors given to the process)"},
