@@ -352,7 +352,8 @@ inline std::string review_text(const std::string& name, const Source& s, const C
             text += std::string(18, ' ') + line + "\n";
         cited += f.has + f.why;
     }
-    text += format("\n= as today, x differs: %zu of %zu as today\n", same, findings.size());
+    text += "\n= as today, x differs: " + std::to_string(same) + " of " + std::to_string(findings.size())
+        + " as today\n";
     std::string list;
     for (const auto& [number, source] : review_sources)
         if (cited.find(format("[%d]", number)) != std::string::npos)
