@@ -1270,7 +1270,7 @@ static void block_scores(const Attend& a, uint32_t kv_head, uint32_t r, uint32_t
 
     const bool biased = has(Feature::relative) && !a.cross && (s.stack->alibi_slopes || a.w->relative_bias
         || s.stack->relative_rows);
-    const uint8_t* const mask = !has(Feature::encoder) ? nullptr : a.cross ? s.source_mask : s.mask;
+    const uint8_t* const mask = has(Feature::cross) && a.cross ? s.source_mask : has(Feature::encoder) ? s.mask : nullptr;
     for (uint32_t i = 0; i < n; i++) {
         float* const row = scores + i * attention_block;
         const uint32_t t = (r + i) / group, h = kv_head * group + (r + i) % group, pos = s.base + t;

@@ -60,20 +60,30 @@ unsigned long long NAME(const char* path)
     void* memory = malloc(static_cast<size_t>(size));
     Session session;
     if (!start(model, options, memory, size, &session)) return 4;
+    const Config& c = model.main.config;
     int32_t ids[40];
-    const uint32_t vocab = model.main.config.vocab_size;
-    for (uint32_t i = 0; i < 40; i++) ids[i] = static_cast<int32_t>((i * 7 + 3) % vocab);
+    static uint8_t mask[40];                                   // hides some of what a decoder's cross attention sees
+    float* rows = static_cast<float*>(malloc(40 * c.dim * sizeof(float)));
+    for (uint32_t i = 0; i < 40 * c.dim; i++) rows[i] = 0.1f * static_cast<float>(i % 7) - 0.3f;
+    for (uint32_t i = 0; i < 40; i++) {
+        ids[i] = c.vocab_size ? static_cast<int32_t>((i * 7 + 3) % c.vocab_size) : 0;
+        mask[i] = i % 3 != 0;
+    }
+    if (c.flags & flag_cross && !set_memory(session, rows, 40, mask)) return 6;
     Input in;
-    in.tokens = ids;
+    if (c.vocab_size) in.tokens = ids;
+    else in.rows = rows;
     in.count = 40;
     float* logits = nullptr;
     if (!forward(session, in, &logits)) return 5;
     unsigned long long hash = 0xcbf29ce484222325u;
-    for (uint32_t i = 0; i < model.main.config.n_outputs; i++) {
+    const float* const result = logits ? logits : session.hidden.data;
+    for (uint32_t i = 0; i < (logits ? c.n_outputs : c.dim); i++) {
         uint32_t u;
-        memcpy(&u, logits + i, 4);
+        memcpy(&u, result + i, 4);
         for (int k = 0; k < 4; k++) hash = (hash ^ (u >> 8 * k & 255)) * 0x100000001b3u;
     }
+    free(rows);
     free(memory);
     free(bytes);
     return hash;
@@ -192,7 +202,7 @@ check_forced_rooms()
 check_features()
 {
     local flags="-Iinc $implement -DTRANSFORMER_ISA=Scalar -DNAME=first" case file mask
-    for case in "" gpt2 deepseek-v3 gemma2; do
+    for case in "" gpt2 deepseek-v3 torch-decoderlayer-prenorm gemma2; do
         file=$model
         [ -z "$case" ] || { file=$case.bin; "$root/run" import "$root/tests/golden/$case" "$file" --type q8_0 2> import.log || cat import.log; }
         mask=$(./plain "$file" features)
