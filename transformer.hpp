@@ -128,17 +128,17 @@ enum class Feature : uint32_t {
     activations = 1 << 9,           // all but SiLU with a gate
     embeddings = 1 << 10,           // learned and sinusoidal positions, types; norms, maps and scales around embedding and head
     windows = 1 << 11,              // flags of layers, windows, chunks, a second set of rotary positions, clips, temperatures
-    frequencies = 1 << 12,          // without: rope_freqs stands in the checkpoint, as `run import` writes it
+    frequencies = 1 << 12,          // without: rope_freqs must stand in the checkpoint
     dense_weights = 1 << 13,        // f32, f16 and bf16 matrices
     quantised_weights = 1 << 14,    // q8_0 ones
     nibble_weights = 1 << 15,       // q4_0 and q4_1 ones
     f32_cache = 1 << 16, quantised_cache = 1 << 17,            // beside f16
     sampling = 1 << 18,             // without: greedy only
-    tokenizer = 1 << 23,            // without: no tokenize(); detokenize() stays
     observers = 1 << 19,
     slices = 1 << 20,
     checks = 1 << 21,               // without: open() trusts the bytes, which must then be part of the program itself
-    messages = 1 << 22              // without: a Status has its code and a number, no text
+    messages = 1 << 22,             // without: a Status has its code and a number, no text
+    tokenizer = 1 << 23             // without: no tokenize(); detokenize() stays
 };
 template <class... F> static constexpr uint32_t mask_of(F... features) { return (static_cast<uint32_t>(features) | ...); }
 static constexpr bool has(Feature f) { return (TRANSFORMER_FEATURES & static_cast<uint32_t>(f)) != 0; }
@@ -845,6 +845,7 @@ namespace TRANSFORMER_NAMESPACE {
 #define TRANSFORMER_COPY memcpy
 #endif
 constexpr bool has_fma = TRANSFORMER_FMA;
+constexpr bool f16_alone = !has(Feature::f32_cache) && !has(Feature::quantised_cache);  // the only cache of this build
 constexpr float lowest_f32 = -3.402823466e+38f, most_f32 = 3.402823466e+38f;            // "no key", "chosen"
 
 // A room's functions: what is worth a vector unit. Written once in >> 19 Kernels, compiled once a room.
@@ -1158,7 +1159,7 @@ static void store_row(const Session& s, const float* x, uint32_t n, unsigned cha
         unsigned char row[64];
         float group[32] = {};
         Group q;
-        switch (has(Feature::f32_cache) || has(Feature::quantised_cache) ? s.options.cache : DType::f16) {
+        switch (f16_alone ? DType::f16 : s.options.cache) {
         case DType::f16:
             s.room->to_f16(x + i, part, row);
             for (uint32_t e = 0; e < part; e++) memcpy(out + 2 * (uint64_t{i + e} * width + column), row + 2 * e, 2);
@@ -2222,8 +2223,9 @@ static void products(Session& s, Rows x, const Product* list, uint32_t n)
         });
     // Tokens are cut first: each thread then reads what it wrote itself. With few tokens the memory is what counts: one stretch
     // for each thread, for a stream that begins anew is slow.
-    task.token_pieces = most(least(s.options.slices, x.count / 64), 1u);
-    const uint64_t at_most = x.count > panel_rows ? task.tiles * task.token_pieces : least(task.tiles, s.options.slices);
+    const uint32_t slices = slices_of(s.options);
+    task.token_pieces = most(least(slices, x.count / 64), 1u);
+    const uint64_t at_most = x.count > panel_rows ? task.tiles * task.token_pieces : least(task.tiles, slices);
     task.pieces = pieces_of(s, bytes * x.count, 16384, at_most);
     task.pieces = most(task.pieces / task.token_pieces, 1u) * task.token_pieces;
     parallel(s, task.pieces, product_piece, &task);
@@ -3292,7 +3294,6 @@ static void scores_type(const float* const* q, uint32_t n, uint32_t d, const uns
     if constexpr (NQ > 1)
         if (i < n) scores_type<type, NQ - 1>(q + i, n - i, d, k, n_tiles, s + i * attention_block);
 }
-constexpr bool f16_alone = !has(Feature::f32_cache) && !has(Feature::quantised_cache);
 static void scores(const float* const* q, uint32_t n, uint32_t d, const unsigned char* k, DType type, uint32_t n_tiles,
     float* s)
 {
@@ -3848,7 +3849,7 @@ TRANSFORMER_OUTLINE static Status check_head(const Model& m)
     if (m.head_dense.w && m.head_dense.w.cols != width)
         return {Code::bad_tensor, "the head's shapes do not fit each other", "head_dense", width};
     if (m.head_dense.w) width = m.head_dense.w.rows;
-    if (width > larger(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width)
+    if (width > wider(m.main.config.dim, m.main.config.embedding_dim) || (m.head_norm.w && m.head_norm.w.cols != width)
         || (m.lm_head.w && m.lm_head.w.cols != width))
         return {Code::bad_tensor, "the head's shapes do not fit each other", "lm_head", width};
     return {};

@@ -24,9 +24,9 @@ def output(*command, env=None):
     return p.stdout + p.stderr
 
 
-def ours(path, threads, prefill, decode, *more, run=RUN):
-    text = output(run, "bench", path, "--threads", str(threads), "--json", "--prefill", str(prefill or 2),
-                  "--decode", str(decode or 2), *(more if "--repeat" in more else ("--repeat", "1", *more)))
+def ours(path, threads, prefill, decode, *more, run=RUN, repeat=1):
+    text = output(run, "bench", path, "--threads", str(threads), "--json", "--repeat", str(repeat),
+                  "--prefill", str(prefill or 2), "--decode", str(decode or 2), *more)
     if "{" not in text:
         sys.exit(text.strip())
     r = json.loads(text[text.index("{"):])
@@ -172,11 +172,11 @@ def check(base):
     model = MODEL or "weights/stories.bin"
     for t in THREADS:
         for what, prefill, decode in (("prefill 256", 256, 0), ("decode 128", 0, 128)):
-            for repeat in ("5", "15"):
+            for repeat in (5, 15):
                 old, new = [], []
                 for i in range(max(REPEAT, 7)):
                     for run, rates in ((base, old), (RUN, new))[::1 if i % 2 else -1]:
-                        rates.append(ours(model, t, prefill, decode, "--repeat", repeat, run=run))
+                        rates.append(ours(model, t, prefill, decode, run=run, repeat=repeat))
                 ratio = statistics.median(n / o for n, o in zip(new, old))
                 bad = ratio < 0.95
                 print(f"{model}, {what}, {t} thread{'s' if t > 1 else ''}: {statistics.median(old):,.0f} -> "
